@@ -1,0 +1,1 @@
+"""The runtime of Piper: runs per-rank programs. Needs only torch, never imports the compiler."""
