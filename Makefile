@@ -1,0 +1,70 @@
+# Targets that a developer types; `make help` lists them.
+VENV ?= .venv
+BUILD ?= build
+JOBS ?= $(shell nproc)
+PYTHON ?= python3
+
+BIN := $(VENV)/bin
+REQUIREMENTS := $(VENV)/.piper-requirements
+CONFIGURED := $(BUILD)/build.ninja
+CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h')
+REFERENCE := dialect passes
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test test-all lint format docs bench
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: build ## create the virtual environment (VENV=.venv), install what is needed, build
+
+# A new pyproject.toml may change the requirements, the scripts or the packages.
+$(REQUIREMENTS): pyproject.toml
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' > $(VENV)/build-requires.txt
+	$(BIN)/pip install --quiet -r $(VENV)/build-requires.txt
+	# Puts python/ and runtime/ on the path; the C++ parts are built and linked below.
+	$(BIN)/pip install --quiet --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace -e '.[dev]'
+	touch $@
+
+$(CONFIGURED): $(REQUIREMENTS)
+	$(BIN)/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DPython_EXECUTABLE=$(abspath $(BIN))/python -DPython3_EXECUTABLE=$(abspath $(BIN))/python
+	ln -sfn $(abspath $(BUILD))/bin/piper-opt $(BIN)/piper-opt
+	ln -sfn $(abspath $(BUILD))/python_packages/piper/mlir python/piper/mlir
+	touch $@
+
+build: $(CONFIGURED) ## rebuild what changed
+	$(BIN)/ninja -C $(BUILD) -j $(JOBS)
+
+demo: build ## train a small language model on this machine
+	$(BIN)/python examples/train_lm.py
+
+test: build ## run lit, then pytest without the slow tests
+	$(BIN)/lit -v test
+	$(BIN)/pytest -q
+
+test-all: build ## run every test
+	$(BIN)/lit -v test
+	$(BIN)/pytest -q -m ''
+
+lint: build ## check style, types, spelling and the generated reference
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy python/piper runtime/piper_runtime test
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	$(BIN)/codespell
+	for page in $(REFERENCE); do diff -u docs/reference/$$page.md $(BUILD)/$$page/$$page.md || { echo "stale reference: run 'make docs'"; exit 1; }; done
+
+format: $(REQUIREMENTS) ## rewrite Python and C++ in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+docs: build ## regenerate docs/reference from TableGen
+	mkdir -p docs/reference
+	for page in $(REFERENCE); do cp $(BUILD)/$$page/$$page.md docs/reference/$$page.md; done
+
+bench: build ## run the benchmarks
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
