@@ -1,0 +1,6 @@
+#ifndef PIPER_DIALECT_INTERFACES
+#define PIPER_DIALECT_INTERFACES
+
+include "mlir/IR/OpBase.td"
+
+#endif // PIPER_DIALECT_INTERFACES
