@@ -1,0 +1,5 @@
+#include "passes/CAPI.h"
+
+#include "passes/Passes.h"
+
+void piperRegisterPasses() { piper::registerAllPasses(); }

@@ -1,0 +1,19 @@
+// Pass registration for C and, through it, for the Python bindings.
+
+#ifndef PIPER_PASSES_CAPI_H
+#define PIPER_PASSES_CAPI_H
+
+#include "mlir-c/Support.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Makes the passes that piper-opt knows available to textual pipelines.
+MLIR_CAPI_EXPORTED void piperRegisterPasses(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // PIPER_PASSES_CAPI_H
