@@ -1,0 +1,1 @@
+"""MLIR's Python bindings with the Piper dialect and its passes registered."""
