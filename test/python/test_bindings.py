@@ -1,0 +1,26 @@
+"""The bindings know the dialect and the passes, and show attributes."""
+
+from piper.mlir import ir, passmanager
+from piper.mlir.dialects import piper
+
+
+def test_op_is_built_with_visible_attributes() -> None:
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            op = piper.PlaceholderOp(
+                ir.Type.parse("!piper.event"),
+                axis=ir.Attribute.parse('#piper.axis<"pp" = 2>'),
+                role=ir.Attribute.parse("#piper<axis_role auto>"),
+                count=3,
+            )
+        assert module.operation.verify()
+        assert sorted(op.operation.attributes) == ["axis", "count", "role"]
+
+
+def test_passes_are_registered() -> None:
+    with ir.Context():
+        pipeline = "builtin.module(piper-verify,cse,symbol-dce,strip-debuginfo)"
+        passes = passmanager.PassManager.parse(pipeline)
+        passes.run(ir.Module.parse("module {}").operation)
+        assert str(passes) == pipeline
