@@ -1,0 +1,1 @@
+"""Piper: a compiler for distributed PyTorch training."""
