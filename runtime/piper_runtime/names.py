@@ -6,6 +6,12 @@ import torch
 
 __all__ = ["dtype_name", "dtype_of"]
 
+_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of ``dtype``, such as ``float32``."""
@@ -14,7 +20,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def dtype_of(name: str) -> torch.dtype:
     """Return the dtype called ``name``; raises ValueError for an unknown one."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    if name not in _DTYPES:
         raise ValueError(f"expected the name of a torch dtype, got {name!r}")
-    return dtype
+    return _DTYPES[name]

@@ -1,0 +1,191 @@
+"""The manifest of an artifact, as typed data: mesh, inputs, states, buckets, communicators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from piper_runtime.batch import InputSpec
+from piper_runtime.errors import ProgramError
+from piper_runtime.mesh import Axis, CommSpec, Mesh
+from piper_runtime.names import dtype_of
+
+__all__ = ["VERSION", "BucketSpec", "Manifest", "StateSpec"]
+
+VERSION = 1
+STATE_KINDS = ("parameter", "buffer", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One parameter, buffer or constant: its whole shape and every name the model has for it."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    aliases: tuple[str, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole tensor."""
+        return prod(self.shape)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name, then the aliases of a tied weight."""
+        return (self.name, *self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """Ordered states that share one flat tensor, and the coordinates that hold it.
+
+    ``numel`` counts elements of ``dtype``; ``grad_dtype`` is that of the flat main gradient, or
+    None for a bucket that has none.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    holders: tuple[int, ...]
+    dtype: str
+    numel: int
+    grad_dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a runtime must know beside the program texts."""
+
+    hash: str
+    mesh: Mesh
+    microbatches: int
+    inputs: tuple[InputSpec, ...]
+    data_axes: tuple[str, ...]
+    states: tuple[StateSpec, ...]
+    buckets: tuple[BucketSpec, ...]
+    comms: tuple[CommSpec, ...]
+    programs: tuple[str, ...]
+    entry_points: tuple[str, ...]
+    losses: Mapping[str, str | None]
+    optimizer: str | None
+    clip: float | None
+
+    @staticmethod
+    def parse(text: str) -> Manifest:
+        """Read ``manifest.json``; raises ProgramError naming the key or entry that is wrong."""
+        raw = json.loads(text)
+        version = raw.get("version")
+        if version != VERSION:
+            raise ProgramError(f"manifest expected version {VERSION}, got {version!r}")
+        try:
+            manifest = _parse(raw)
+        except KeyError as error:
+            raise ProgramError(f"manifest expected key {error.args[0]!r}, got none") from error
+        _check(manifest)
+        return manifest
+
+    def state(self, name: str) -> StateSpec:
+        """Return the state called ``name`` (an alias does not count)."""
+        return next(state for state in self.states if state.name == name)
+
+
+def _parse(raw: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        hash=raw["hash"],
+        mesh=Mesh(tuple(Axis(axis["name"], axis["size"], axis["role"]) for axis in raw["mesh"])),
+        microbatches=raw["microbatches"],
+        inputs=tuple(
+            InputSpec(entry["name"], tuple(entry["shape"]), entry["dtype"], entry["dim"])
+            for entry in raw["inputs"]
+        ),
+        data_axes=tuple(raw["data_axes"]),
+        states=tuple(_parse_state(entry) for entry in raw["states"]),
+        buckets=tuple(_parse_bucket(entry) for entry in raw["buckets"]),
+        comms=tuple(
+            CommSpec(entry["name"], tuple(entry["axes"]), tuple(entry["coordinates"]))
+            for entry in raw["comms"]
+        ),
+        programs=tuple(raw["programs"]),
+        entry_points=tuple(raw["entry_points"]),
+        losses=_parse_losses(raw["losses"]),
+        optimizer=raw.get("optimizer"),
+        clip=raw.get("clip"),
+    )
+
+
+def _parse_state(entry: Mapping[str, Any]) -> StateSpec:
+    return StateSpec(
+        name=entry["name"],
+        kind=entry["kind"],
+        shape=tuple(entry["shape"]),
+        dtype=entry["dtype"],
+        trainable=entry["trainable"],
+        aliases=tuple(entry.get("aliases", ())),
+    )
+
+
+def _parse_bucket(entry: Mapping[str, Any]) -> BucketSpec:
+    return BucketSpec(
+        name=entry["name"],
+        members=tuple(entry["members"]),
+        holders=tuple(entry["holders"]),
+        dtype=entry["dtype"],
+        numel=entry["numel"],
+        grad_dtype=entry.get("grad_dtype"),
+    )
+
+
+def _parse_losses(entries: Sequence[Any]) -> dict[str, str | None]:
+    """Return dtype by loss; an entry is a name, or a mapping of name and dtype."""
+    pairs = [
+        (entry, None) if isinstance(entry, str) else (entry["name"], entry["dtype"])
+        for entry in entries
+    ]
+    return dict(pairs)
+
+
+def _check(manifest: Manifest) -> None:
+    coordinates = manifest.mesh.num_coordinates
+    if len(manifest.programs) != coordinates:
+        raise ProgramError(
+            f"manifest expected {coordinates} programs, one per coordinate of {manifest.mesh}, "
+            f"got {len(manifest.programs)}"
+        )
+    unknown = [axis for axis in manifest.data_axes if axis not in manifest.mesh.names]
+    if unknown:
+        raise ProgramError(f"data axes expected axes of {manifest.mesh}, got {unknown[0]!r}")
+    states = {state.name: state for state in manifest.states}
+    for state in manifest.states:
+        dtype_of(state.dtype)
+        if state.kind not in STATE_KINDS:
+            raise ProgramError(
+                f"state {state.name!r} expected kind in {STATE_KINDS}, got {state.kind!r}"
+            )
+    for bucket in manifest.buckets:
+        _check_bucket(bucket, states, coordinates)
+
+
+def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinates: int) -> None:
+    where = f"bucket {bucket.name!r}"
+    absent = [name for name in bucket.members if name not in states]
+    if absent:
+        raise ProgramError(f"{where} expected states as members, got {absent[0]!r}")
+    odd = [name for name in bucket.members if states[name].dtype != bucket.dtype]
+    if odd:
+        raise ProgramError(
+            f"{where} expected members of dtype {bucket.dtype}, "
+            f"got {odd[0]!r} of {states[odd[0]].dtype}"
+        )
+    numel = sum(states[name].numel for name in bucket.members)
+    if numel != bucket.numel:
+        raise ProgramError(
+            f"{where} expected numel {numel}, the sum of its members, got {bucket.numel}"
+        )
+    outside = [holder for holder in bucket.holders if not 0 <= holder < coordinates]
+    if outside:
+        raise ProgramError(f"{where} expected holders below {coordinates}, got {outside[0]}")

@@ -1,0 +1,151 @@
+"""Programs: the manifest, kernels and rank programs of a compiled step, from texts or a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from piper_runtime.errors import ProgramError
+from piper_runtime.manifest import Manifest
+from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.tensorfile import load_tensors, save_tensors
+
+__all__ = ["Program", "chunk", "content_hash"]
+
+MANIFEST = "manifest.json"
+KERNELS = "kernels.py"
+CONSTANTS = "constants.safetensors"
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def chunk(*, results: int) -> Callable[[Function], Function]:
+    """Mark a function of a rank program as a chunk that returns ``results`` values.
+
+    A value is a tensor, or a tuple of member gradients in bucket order (a pack). With no results
+    the function returns None, with one the value itself, else a tuple.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, "results", results)  # noqa: B010 (functions have no such attribute)
+        return function
+
+    return mark
+
+
+def content_hash(texts: Mapping[str, str]) -> str:
+    """Return the sha256 of all ``.py`` texts: name, NUL, text, NUL, sorted by name."""
+    digest = hashlib.sha256()
+    for name in sorted(name for name in texts if name.endswith(".py")):
+        digest.update(f"{name}\0{texts[name]}\0".encode())
+    return digest.hexdigest()
+
+
+class Program:
+    """A compiled step that can run: one text per coordinate, shared kernels, a manifest.
+
+    ``texts`` maps file names of the artifact (``manifest.json``, ``kernels.py``, the rank programs
+    and ``ir/*.mlir``) to their contents; ``constants`` maps constant states to their values.
+    ``model`` and ``optimizer`` are what a ``Trainer`` of this program takes weights from and makes
+    optimizers with unless it is told otherwise; a saved program keeps neither.
+    Raises ProgramError for another version, a missing file or contents that differ from the hash.
+    """
+
+    def __init__(
+        self,
+        texts: Mapping[str, str],
+        *,
+        constants: Mapping[str, Tensor] | None = None,
+        model: nn.Module | None = None,
+        optimizer: OptimizerFactory | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """Check the texts; nothing of them is executed before ``load``."""
+        if MANIFEST not in texts:
+            raise ProgramError(f"program expected a file {MANIFEST}, got {sorted(texts)}")
+        self.texts = dict(texts)
+        self.constants = dict(constants or {})
+        self.model = model
+        self.optimizer = optimizer
+        self.path = path
+        self.manifest = Manifest.parse(texts[MANIFEST])
+        for name in (KERNELS, *self.manifest.programs):
+            if name not in texts:
+                raise ProgramError(f"program expected a file {name}, got {sorted(texts)}")
+        got = content_hash(texts)
+        if got != self.manifest.hash:
+            raise ProgramError(
+                f"program expected hash {self.manifest.hash} (its files were changed), got {got}"
+            )
+
+    @staticmethod
+    def open(path: str | Path) -> Program:
+        """Read a compiled directory; raises ProgramError or FileNotFoundError."""
+        folder = Path(path)
+        if not (folder / MANIFEST).is_file():
+            raise FileNotFoundError(f"expected a compiled program with a {MANIFEST}, got {folder}")
+        files = [*folder.glob("*.py"), folder / MANIFEST, *folder.glob("ir/*.mlir")]
+        texts = {str(file.relative_to(folder)): file.read_text() for file in files}
+        constants = folder / CONSTANTS
+        tensors = load_tensors(constants) if constants.is_file() else {}
+        return Program(texts, constants=tensors, path=folder)
+
+    def save(self, path: str | Path) -> None:
+        """Write the artifact to a directory, which is made if it does not exist."""
+        folder = Path(path)
+        for name, text in self.texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        if self.constants:
+            save_tensors(self.constants, folder / CONSTANTS)
+
+    def load(self, device: torch.device) -> LoadedProgram:
+        """Execute the texts as a package with kernels bound to ``device``."""
+        return LoadedProgram(self, device)
+
+
+class LoadedProgram:
+    """The modules of a program, bound to a device."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        """Execute kernels and rank programs, in that order."""
+        self.manifest = program.manifest
+        self._package = f"piper_program_{program.manifest.hash[:16]}"
+        package = ModuleType(self._package)
+        package.__path__ = [] if program.path is None else [str(program.path)]
+        sys.modules[self._package] = package
+        kernels = self._execute(program, KERNELS)
+        setattr(kernels, "device", device)  # noqa: B010 (a module has no such attribute)
+        self.modules = [self._execute(program, name) for name in self.manifest.programs]
+
+    def entry_point(self, coordinate: int, name: str) -> Callable[[Any], None]:
+        """Return the function ``name`` of the rank program at ``coordinate``."""
+        if name not in self.manifest.entry_points:
+            known = list(self.manifest.entry_points)
+            raise ProgramError(f"entry point expected one of {known}, got {name!r}")
+        function = getattr(self.modules[coordinate], name, None)
+        if function is None:
+            where = self.manifest.programs[coordinate]
+            raise ProgramError(f"{where} expected a function {name!r}, got none")
+        return function  # type: ignore[no-any-return]
+
+    def _execute(self, program: Program, file: str) -> ModuleType:
+        """Run one text as a module; its lines show in tracebacks and ``inspect``."""
+        text, name = program.texts[file], f"{self._package}.{Path(file).stem}"
+        where = f"<{self._package}/{file}>" if program.path is None else str(program.path / file)
+        if program.path is None:
+            linecache.cache[where] = (len(text), None, text.splitlines(keepends=True), where)
+        module = ModuleType(name)
+        module.__file__ = where
+        module.__package__ = self._package
+        sys.modules[name] = module
+        exec(compile(text, where, "exec"), module.__dict__)  # noqa: S102 (a program is code)
+        setattr(sys.modules[self._package], Path(file).stem, module)
+        return module
