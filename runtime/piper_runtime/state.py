@@ -1,0 +1,201 @@
+"""State of a rank: buckets as flat tensors, parameters as views of them, and first values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from piper_runtime.errors import ProgramError
+from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
+from piper_runtime.names import dtype_name, dtype_of
+from piper_runtime.optimizer import OptimizerFactory, make_optimizer
+from piper_runtime.program import Program
+
+__all__ = ["Bucket", "Init", "Weights", "flat_value", "make_buckets"]
+
+Init = Callable[[str, tuple[int, ...], torch.dtype, torch.Generator], Tensor]
+
+
+class Bucket:
+    """One bucket on one rank: a flat value, a flat main gradient made at first use, an optimizer.
+
+    ``value`` is 1-D of the bucket's dtype, ``grad`` 1-D of its gradient dtype.
+    """
+
+    __slots__ = ("_grad", "_optimizer", "_parameters", "members", "spec", "value")
+
+    def __init__(self, spec: BucketSpec, members: Sequence[StateSpec], value: Tensor) -> None:
+        """Take ``value`` as the bucket's own storage."""
+        self.spec = spec
+        self.members = tuple(members)
+        self.value = value
+        self._grad: Tensor | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._parameters: list[nn.Parameter] = []
+
+    @property
+    def trainable(self) -> bool:
+        """Whether every member is a parameter that is trained."""
+        return all(member.kind == "parameter" and member.trainable for member in self.members)
+
+    @property
+    def grad(self) -> Tensor:
+        """The flat main gradient; zeros before the first accumulation."""
+        if self._grad is None:
+            dtype = dtype_of(self.spec.grad_dtype or self.spec.dtype)
+            self._grad = torch.zeros(self.spec.numel, dtype=dtype, device=self.value.device)
+        return self._grad
+
+    def slot(self, name: str) -> Tensor:
+        """Return the flat tensor of slot ``value`` or ``grad``."""
+        if name not in ("value", "grad"):
+            raise ProgramError(f"slot of {self.spec.name!r} expected value or grad, got {name!r}")
+        return self.value if name == "value" else self.grad
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the members' views of a flat tensor by name, in bucket order."""
+        ends = [0, *accumulate(member.numel for member in self.members)]
+        return {
+            member.name: flat[begin:end].view(member.shape)
+            for member, (begin, end) in zip(self.members, pairwise(ends), strict=True)
+        }
+
+    def accumulate(self, contribution: Tensor | tuple[Tensor, ...], *onto: Tensor) -> Tensor:
+        """Write a pack or flat tensor into the main gradient, or add it if ``onto`` is given."""
+        grad = self.grad
+        if isinstance(contribution, Tensor):
+            pairs = [(grad, contribution.reshape(-1))]
+        else:
+            pairs = list(zip(self.views(grad).values(), contribution, strict=True))
+        for target, part in pairs:
+            if target.shape != part.shape:
+                raise ValueError(
+                    f"gradient of {self.spec.name!r} expected shape {tuple(target.shape)}, "
+                    f"got {tuple(part.shape)}"
+                )
+            if onto:
+                target += part
+            else:
+                target.copy_(part)
+        return grad
+
+    def make_optimizer(self, factory: OptimizerFactory) -> None:
+        """Make the optimizer of the members, as parameters that view the flat value."""
+        self._parameters = [nn.Parameter(view) for view in self.views(self.value).values()]
+        self._optimizer = make_optimizer(factory, self._parameters)
+
+    def update(self, gradient: Tensor, factor: Tensor | None) -> Tensor:
+        """Step the optimizer with ``gradient * factor``; ``grad`` then holds ``gradient``."""
+        if self._optimizer is None:
+            raise ProgramError(f"update of {self.spec.name!r} expected an optimizer, got none")
+        grad = self.grad
+        if gradient is not grad:
+            grad.copy_(gradient.reshape(-1))
+        scaled = grad if factor is None else grad * factor
+        scaled = scaled.to(self.value.dtype)
+        for parameter, view in zip(self._parameters, self.views(scaled).values(), strict=True):
+            parameter.grad = view
+        self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+        return self.value
+
+
+class Weights:
+    """Where first values come from: the model's tensors, an init function, or the program.
+
+    A state takes the model's tensor under its name or an alias if that is materialised, else
+    ``init(name, shape, dtype, generator)`` with a generator seeded by ``seed`` and the name, so
+    that every rank makes the same values; a constant comes with the program.
+    """
+
+    def __init__(
+        self, program: Program, *, model: nn.Module | None, init: Init | None, seed: int
+    ) -> None:
+        """Collect the names; raises nothing until a value is asked for."""
+        self._constants = program.constants
+        self._init = init
+        self._seed = seed
+        self._tensors: dict[str, Tensor] = {}
+        if model is not None:
+            self._tensors.update(model.named_parameters(remove_duplicate=False))
+            self._tensors.update(model.named_buffers(remove_duplicate=False))
+
+    def value(self, state: StateSpec) -> Tensor:
+        """Return the whole tensor of ``state``; raises ValueError for a missing or odd one."""
+        tensor = self._find(state)
+        where = f"{state.kind} {state.name!r}"
+        if tuple(tensor.shape) != state.shape:
+            raise ValueError(f"{where} expected shape {state.shape}, got {tuple(tensor.shape)}")
+        if dtype_name(tensor.dtype) != state.dtype:
+            raise ValueError(f"{where} expected {state.dtype}, got {dtype_name(tensor.dtype)}")
+        return tensor.detach()
+
+    def _find(self, state: StateSpec) -> Tensor:
+        if state.kind == "constant":
+            if state.name not in self._constants:
+                known = sorted(self._constants)
+                raise ValueError(f"constant {state.name!r} expected one of {known}, got none")
+            return self._constants[state.name]
+        found = [self._tensors[name] for name in state.names if name in self._tensors]
+        real = [tensor for tensor in found if not _is_abstract(tensor)]
+        if real:
+            return _one_value(state, real)
+        if self._init is not None:
+            generator = torch.Generator().manual_seed(_seed_of(self._seed, state.name))
+            return self._init(state.name, state.shape, dtype_of(state.dtype), generator)
+        got = "one without data and no init" if found else "neither it in the model nor an init"
+        raise ValueError(f"{state.kind} {state.name!r} expected a value, got {got}")
+
+
+def make_buckets(
+    manifest: Manifest, weights: Weights, coordinates: Mapping[int, int], device: torch.device
+) -> dict[int, dict[str, Bucket]]:
+    """Return, per rank of ``coordinates`` (rank to coordinate), the buckets that it holds.
+
+    Each whole tensor is made once, and copied to every rank that holds it.
+    """
+    buckets: dict[int, dict[str, Bucket]] = {rank: {} for rank in coordinates}
+    for spec in manifest.buckets:
+        holders = [rank for rank, at in coordinates.items() if at in spec.holders]
+        if not holders:
+            continue
+        members = [manifest.state(name) for name in spec.members]
+        flat = flat_value(spec, members, weights)
+        for rank in holders:
+            buckets[rank][spec.name] = Bucket(spec, members, flat.to(device, copy=True))
+    return buckets
+
+
+def flat_value(spec: BucketSpec, members: Sequence[StateSpec], weights: Weights) -> Tensor:
+    """Return the first value of a bucket: its members' values, flattened and concatenated."""
+    flat = torch.empty(spec.numel, dtype=dtype_of(spec.dtype))
+    begin = 0
+    for member in members:
+        flat[begin : begin + member.numel].copy_(weights.value(member).reshape(-1))
+        begin += member.numel
+    return flat
+
+
+def _is_abstract(tensor: Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def _one_value(state: StateSpec, tensors: Sequence[Tensor]) -> Tensor:
+    """Return the value that all names of a tied weight share; raises ValueError if they differ."""
+    first = tensors[0]
+    for other in tensors[1:]:
+        if other is not first and not torch.equal(other, first):
+            names = ", ".join(state.names)
+            raise ValueError(f"tied weight expected one value under {names}, got different ones")
+    return first
+
+
+def _seed_of(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")
