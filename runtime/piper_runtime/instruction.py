@@ -1,0 +1,151 @@
+"""Instructions: what a rank program enqueues, and the handles through which values flow."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from piper_runtime.errors import InstructionError
+from piper_runtime.mesh import Comm
+
+if TYPE_CHECKING:
+    from piper_runtime.rank import Rank
+
+__all__ = ["COMPUTE", "Handle", "Instruction", "Message"]
+
+COMPUTE = "compute"
+
+
+class _Absent:
+    """A value that is not there: not yet produced, or freed."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+UNSET = _Absent("is not ready")
+FREED = _Absent("was freed")
+
+
+class Handle:
+    """The future value of one result of an instruction: a tensor, or a pack (a tuple of them)."""
+
+    __slots__ = ("freed_by", "producer", "value")
+
+    value: Any
+    producer: Instruction
+    freed_by: Instruction | None
+
+    def __init__(self) -> None:
+        """Make a handle whose value is not there yet."""
+        self.value = UNSET
+        self.freed_by = None
+
+    def get(self) -> Any:
+        """Return the value; raises RuntimeError if it is not ready, or was freed."""
+        value = self.value
+        if value.__class__ is _Absent:
+            raise RuntimeError(self._explain(value))
+        return value
+
+    def free(self) -> None:
+        """Drop the value. A later ``get`` is an error that names the instruction that freed it."""
+        self.value = FREED
+
+    def _explain(self, absent: _Absent) -> str:
+        cause = self.producer if absent is UNSET else self.freed_by
+        verb = "it comes from" if absent is UNSET else "by"
+        return f"operand {absent.reason}: {verb} {cause.place() if cause else 'an unknown line'}"
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """What a communication instruction tells the transport.
+
+    ``peer`` is a world rank (send, recv), ``root`` the index of a member of the communicator
+    (broadcast), ``dim`` a tensor dim (all_gather, reduce_scatter); ``shape`` and ``dtype`` are
+    those of a received tensor; ``in_place`` says that an all_reduce may write its operand.
+    """
+
+    comm: Comm
+    peer: int = -1
+    root: int = 0
+    dim: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    in_place: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Instruction:
+    """One line of a rank program. It is also the event of its own completion.
+
+    It may start when all earlier instructions of its stream and all of ``waits`` are done.
+    ``thunk`` maps operand values to the result (a tuple for several results); a communication
+    instruction has a ``message`` instead and is performed by the transport. ``freed`` are the
+    handles that a free drops.
+    """
+
+    rank: Rank
+    kind: str
+    stream: str
+    label: str
+    line: int
+    microbatch: int | None
+    operands: tuple[Handle, ...]
+    results: tuple[Handle, ...]
+    waits: tuple[Instruction, ...]
+    thunk: Callable[..., Any] | None
+    message: Message | None
+    freed: tuple[Handle, ...] = ()
+    done: bool = False
+
+    def execute(self) -> None:
+        """Call the thunk and store its results; raises InstructionError."""
+        assert self.thunk is not None
+        try:
+            self.store(self.thunk(*[operand.get() for operand in self.operands]))
+        except Exception as error:
+            raise self.failure(error) from error
+
+    def store(self, value: Any) -> None:
+        """Give the results their values and mark the instruction done."""
+        results = self.results
+        if len(results) == 1:
+            results[0].value = value
+        elif results:
+            if not isinstance(value, tuple) or len(value) != len(results):
+                got = len(value) if isinstance(value, tuple) else 1
+                raise ValueError(f"{self.label} expected {len(results)} results, got {got}")
+            for handle, item in zip(results, value, strict=True):
+                handle.value = item
+        self.done = True
+
+    def text(self) -> str:
+        """Return the program line, without its comment."""
+        line = linecache.getline(self.rank.file, self.line).split("  #")[0].strip()
+        return line or f"{self.kind} {self.label}"
+
+    def place(self) -> str:
+        """Return ``program_pp1.py:57: `y_0 = r.run(...)` ``."""
+        name = Path(self.rank.file).name.rstrip(">")
+        return f"{name}:{self.line}: `{self.text()}`"
+
+    def describe(self) -> str:
+        """Return rank, place, chunk or bucket, and microbatch in words."""
+        label = f", {self.label}" if self.label else ""
+        microbatch = "" if self.microbatch is None else f", microbatch {self.microbatch}"
+        return f"{self.rank.name}, {self.place()}{label}{microbatch}"
+
+    def failure(self, error: BaseException) -> InstructionError:
+        """Return the error to raise for ``error``, naming this instruction."""
+        if isinstance(error, InstructionError):
+            return error
+        return InstructionError(f"{self.describe()}: {type(error).__name__}: {error}")
