@@ -1,0 +1,71 @@
+"""The interface of a transport, and the arithmetic of collectives that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper_runtime.instruction import Instruction
+from piper_runtime.manifest import Manifest
+from piper_runtime.mesh import Mesh
+
+__all__ = ["Transport", "rank_order_sum"]
+
+
+class Transport(ABC):
+    """Executes the instructions of the ranks that live in this process.
+
+    Life: ``start`` once, then per step ``submit`` in program order and ``drain``. The methods
+    ``broadcast`` and ``gather`` serve the trainer between steps.
+    """
+
+    name: str
+    device: torch.device
+    ranks: tuple[int, ...] = ()
+    poison: bool = False
+
+    @abstractmethod
+    def start(self, manifest: Manifest) -> None:
+        """Check the mesh against the world, set ``ranks`` and open the communicators."""
+
+    @abstractmethod
+    def submit(self, instruction: Instruction) -> None:
+        """Put an instruction at the end of its stream; does not block."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Return when every submitted instruction is done; raises the first error."""
+
+    @abstractmethod
+    def broadcast(self, value: Tensor, *, owner: int) -> Tensor:
+        """Return the value of world rank ``owner``; others pass one of its shape and dtype."""
+
+    @abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, in rank order."""
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the other processes, if there are any, that this one cannot go on."""
+        return
+
+    def close(self) -> None:
+        """Release threads and communicators, if there are any."""
+        return
+
+    def describe(self, mesh: Mesh) -> str:
+        """Return one line that says which transport runs which ranks."""
+        return (
+            f"transport {self.name}, mesh {mesh}, {len(self.ranks)} of {mesh.world_size} ranks here"
+        )
+
+
+def rank_order_sum(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of ``parts`` added from first to last, as a new tensor."""
+    total = parts[0].clone(memory_format=torch.contiguous_format)
+    for part in parts[1:]:
+        total += part
+    return total

@@ -1,0 +1,280 @@
+"""All ranks in one process and one thread: the abstract machine, executed literally.
+
+Each (rank, stream) is a FIFO. A communication instruction arrives when it is at the head of its
+queue and its events are done; it is performed when all members have arrived (capacity 0).
+
+    rank 0  compute  | run F0 | record | run F1 | ...        the heads that can go on are executed,
+            pp$0.1   | send x0 ------.                       queue by queue, until none is left;
+    rank 1  pp$0.1   | recv x0 <-----'                       if queues are then not empty, the
+            compute  | run F0 (waits for recv x0) | ...      program has a deadlock
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper_runtime.errors import DeadlockError
+from piper_runtime.instruction import COMPUTE, Handle, Instruction
+from piper_runtime.manifest import Manifest
+from piper_runtime.transports.base import Transport, rank_order_sum
+
+__all__ = ["LocalTransport"]
+
+Key = tuple[Any, ...]
+
+
+class LocalTransport(Transport):
+    """Deterministic scheduler for every rank of the mesh.
+
+    With ``single_queue`` all communication of a rank shares one queue, as on a device that runs
+    one message at a time. With ``seed`` the order among instructions that can go on is random:
+    results must not depend on it. With ``poison`` freed tensors are filled with NaN, and a chunk
+    whose results share storage with an operand or another result is an error.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        *,
+        single_queue: bool = False,
+        seed: int | None = None,
+        poison: bool = True,
+        device: str = "cpu",
+    ) -> None:
+        """Make an idle transport."""
+        self.device = torch.device(device)
+        self.poison = poison
+        self._single_queue = single_queue
+        self._random = None if seed is None else random.Random(seed)
+        self._queues: dict[tuple[int, str], deque[Instruction]] = {}
+        self._arrived: dict[Key, dict[int, Instruction]] = {}
+
+    def start(self, manifest: Manifest) -> None:
+        """Take every rank of the mesh."""
+        self.ranks = tuple(range(manifest.mesh.world_size))
+
+    def submit(self, instruction: Instruction) -> None:
+        """Append to the queue of the instruction's rank and stream."""
+        stream = instruction.stream
+        if self._single_queue and stream != COMPUTE:
+            stream = "communication"
+        key = (instruction.rank.index, stream)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = deque()
+        queue.append(instruction)
+
+    def drain(self) -> None:
+        """Execute until nothing can go on; raises DeadlockError if anything is left."""
+        try:
+            if self._random is None:
+                self._drain_in_order()
+            else:
+                self._drain_at_random(self._random)
+            stuck = [queue[0] for queue in self._queues.values() if queue]
+            if stuck:
+                raise DeadlockError(self._report(stuck))
+        finally:
+            self._queues.clear()
+            self._arrived.clear()
+
+    def broadcast(self, value: Tensor, *, owner: int) -> Tensor:
+        """Return ``value``: this process is every rank."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the only process's value."""
+        return [value]
+
+    # The scheduler.
+
+    def _drain_in_order(self) -> None:
+        """Sweep over the queues, running each as far as it goes, until a sweep does nothing."""
+        moved = True
+        while moved:
+            moved = False
+            for queue in self._queues.values():
+                while queue and self._advance(queue[0]):
+                    queue.popleft()
+                    moved = True
+
+    def _drain_at_random(self, choice: random.Random) -> None:
+        """Execute one random instruction of those that can go on, until there is none."""
+        while True:
+            ready = []
+            for queue in self._queues.values():
+                while queue and queue[0].done:
+                    queue.popleft()
+                if queue and self._ready(queue[0]):
+                    ready.append(queue[0])
+            if not ready:
+                return
+            self._fire(choice.choice(ready))
+
+    def _advance(self, head: Instruction) -> bool:
+        """Execute the head of a queue if it can go on; return whether it is done."""
+        if not head.done and self._ready(head):
+            self._fire(head)
+        return head.done
+
+    def _ready(self, head: Instruction) -> bool:
+        """Return whether ``head``, at the head of its queue, can be executed."""
+        for event in head.waits:
+            if not event.done:
+                return False
+        if head.message is None:
+            return True
+        arrived = self._arrived.setdefault(_rendezvous(head), {})
+        arrived[head.rank.index] = head
+        return len(arrived) == _num_members(head)
+
+    def _fire(self, head: Instruction) -> None:
+        if head.message is None:
+            head.execute()
+            if self.poison and head.kind == "run":
+                _check_aliases(head)
+            return
+        arrived = self._arrived.pop(_rendezvous(head))
+        _perform([arrived[rank] for rank in sorted(arrived)])
+
+    # Reports.
+
+    def _report(self, stuck: list[Instruction]) -> str:
+        lines = [
+            f"  {head.describe()}, stream {head.stream}: {self._reason(head)}" for head in stuck
+        ]
+        return "\n".join(["deadlock, no stream can go on:", *lines])
+
+    def _reason(self, head: Instruction) -> str:
+        late = [event for event in head.waits if not event.done]
+        if late:
+            return f"waits for {late[0].place()}, stream {late[0].stream}"
+        if head.message is None:
+            return "can go on"
+        arrived = self._arrived.get(_rendezvous(head), {})
+        absent = [str(rank) for rank in _members(head) if rank not in arrived]
+        return f"waits for rank {', '.join(absent)} to reach {head.message.comm.name}"
+
+
+def _rendezvous(head: Instruction) -> Key:
+    """Return what the members of one message or collective have in common."""
+    message = head.message
+    assert message is not None
+    comm = message.comm
+    if head.kind == "send":
+        return comm.name, comm.members, head.rank.index, message.peer
+    if head.kind == "recv":
+        return comm.name, comm.members, message.peer, head.rank.index
+    return comm.name, comm.members
+
+
+def _members(head: Instruction) -> tuple[int, ...]:
+    message = head.message
+    assert message is not None
+    if head.kind in ("send", "recv"):
+        return (head.rank.index, message.peer)
+    return message.comm.members
+
+
+def _num_members(head: Instruction) -> int:
+    return len(_members(head))
+
+
+def _perform(members: list[Instruction]) -> None:
+    """Perform one message or collective of ``members``, in rank order."""
+    try:
+        _check_alike(members)
+        if members[0].kind in ("send", "recv"):
+            _pass(members)
+        else:
+            _collective(members)
+    except Exception as error:
+        raise members[0].failure(error) from error
+
+
+def _check_alike(members: list[Instruction]) -> None:
+    kinds = {"send" if member.kind == "recv" else member.kind for member in members}
+    if len(kinds) > 1:
+        report = "; ".join(member.describe() for member in members)
+        raise ValueError(f"members of a communicator expected one kind of collective, got {report}")
+
+
+def _check_aliases(head: Instruction) -> None:
+    """Raise InstructionError if results of a chunk share storage with operands or each other."""
+    taken = {_storage(tensor) for handle in head.operands for tensor in _tensors(handle)}
+    for index, handle in enumerate(head.results):
+        for tensor in _tensors(handle):
+            storage = _storage(tensor)
+            if tensor.numel() and storage in taken:
+                text = f"result {index} expected a storage of its own, got one that is shared"
+                raise head.failure(ValueError(text))
+            taken.add(storage)
+
+
+def _tensors(handle: Handle) -> list[Tensor]:
+    values = handle.value if isinstance(handle.value, tuple) else (handle.value,)
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _pass(members: list[Instruction]) -> None:
+    sender, receiver = sorted(members, key=lambda member: member.kind == "recv")
+    value, message = sender.operands[0].get(), receiver.message
+    assert message is not None
+    expected, got = (message.shape, message.dtype), (tuple(value.shape), value.dtype)
+    if expected != got:
+        raise ValueError(f"{receiver.describe()} expected {expected}, got {got}")
+    sender.store(None)
+    receiver.store(value.clone(memory_format=torch.contiguous_format))
+
+
+def _collective(members: list[Instruction]) -> None:
+    """Compute the result once and give each member a copy of its own."""
+    values: list[Tensor] = [member.operands[0].get() for member in members]
+    for member, value in zip(members, values, strict=True):
+        if member.kind != "all_gather" and value.shape != values[0].shape:
+            want, got = tuple(values[0].shape), tuple(value.shape)
+            raise ValueError(f"{member.describe()} expected shape {want} as others, got {got}")
+    message = members[0].message
+    assert message is not None
+    results = _RESULTS[members[0].kind](values, message.dim, message.root)
+    for member, value, result in zip(members, values, results, strict=True):
+        in_place = member.message is not None and member.message.in_place
+        member.store(value.copy_(result) if in_place else result.clone())
+
+
+def _all_reduce(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
+    return [rank_order_sum(values)] * len(values)
+
+
+def _all_gather(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
+    return [torch.cat(values, dim)] * len(values)
+
+
+def _reduce_scatter(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
+    size, count = values[0].shape[dim], len(values)
+    if size % count:
+        raise ValueError(f"reduce_scatter expected dim {dim} divisible by {count}, got {size}")
+    parts = rank_order_sum(values).chunk(count, dim)
+    return [part.contiguous() for part in parts]
+
+
+def _broadcast(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
+    return [values[root]] * len(values)
+
+
+_RESULTS = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+}
