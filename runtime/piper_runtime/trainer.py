@@ -1,0 +1,309 @@
+"""``Trainer``: holds the state of this process's ranks and runs entry points on batches."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piper_runtime import batch as batches
+from piper_runtime.checks import EntryFacts, check_entry_point, comms_of, loss_dtypes
+from piper_runtime.errors import ProgramError
+from piper_runtime.manifest import BucketSpec
+from piper_runtime.names import dtype_of
+from piper_runtime.optimizer import OptimizerFactory, load_factory
+from piper_runtime.program import Program
+from piper_runtime.rank import Rank
+from piper_runtime.result import StepResult, peak_memory
+from piper_runtime.state import Bucket, Init, Weights, make_buckets
+from piper_runtime.tensorfile import tensor_bytes
+from piper_runtime.transports import Transport, transport_from
+
+__all__ = ["Trainer"]
+
+GRAD_NORM = "grad_norm"
+
+
+class Trainer:
+    """Runs a compiled program on the ranks of this process.
+
+    ``program`` is a ``Program`` or the path of a compiled directory. ``transport`` is a transport,
+    ``"local"``, ``"gloo"`` or None for what the environment says; the choice is printed to stderr
+    by the process of rank 0. First values come from ``model`` where it is materialised (default:
+    the program's model, if it was compiled in this process), else from ``init(name, shape, dtype,
+    generator)`` with a generator seeded by ``seed`` and the name. ``optimizer`` maps a list of
+    parameters to a torch optimizer (default: the one the strategy named).
+
+    A batch is what THIS process feeds: its data-parallel shard under torchrun, the concatenation
+    in data-parallel order under local.
+
+    Raises ProgramError if a program is not valid, ValueError if the world is not the mesh, if a
+    weight is missing or has another shape, or if replicas start from different values, and
+    TypeError for an optimizer that is not elementwise.
+    """
+
+    def __init__(
+        self,
+        program: Program | str | Path,
+        *,
+        transport: Transport | str | None = None,
+        model: nn.Module | None = None,
+        init: Init | None = None,
+        optimizer: OptimizerFactory | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Check the program, open the communicators and make the state."""
+        self.program = program if isinstance(program, Program) else Program.open(program)
+        self.transport = transport_from(transport)
+        self.steps = 0
+        self._manifest = manifest = self.program.manifest
+        self._loaded = self.program.load(self.transport.device)
+        self._facts = {
+            name: check_entry_point(self._loaded, name) for name in manifest.entry_points
+        }
+        self.transport.start(manifest)
+        self._comms = {rank: comms_of(manifest, rank) for rank in self.transport.ranks}
+        self._loss_dtypes = loss_dtypes(manifest)
+        weights = Weights(self.program, model=model or self.program.model, init=init, seed=seed)
+        coordinates = {rank: manifest.mesh.coordinate(rank) for rank in self.transport.ranks}
+        self._buckets = make_buckets(manifest, weights, coordinates, self.transport.device)
+        self._loose = _loose_states(self.program, weights)
+        self._make_optimizers(optimizer or self.program.optimizer)
+        self._check_replicas()
+        if 0 in self.transport.ranks:
+            print(f"piper: {self.transport.describe(manifest.mesh)}", file=sys.stderr)
+
+    def step(self, batch: Any) -> StepResult:
+        """Run one training step; the result is the same on every rank.
+
+        Raises ValueError or TypeError if the batch does not have the program's signature,
+        InstructionError if an instruction fails here and RemoteError if one fails elsewhere.
+        """
+        start = time.perf_counter()
+        outputs = self._run("train", batch)
+        seconds = time.perf_counter() - start
+        self.steps += 1
+        losses = {name: outputs[name] for name in self._manifest.losses}
+        sumsq = outputs.get(GRAD_NORM)
+        return StepResult(
+            step=self.steps,
+            loss=sum(losses.values()),
+            losses=losses,
+            grad_norm=None if sumsq is None else math.sqrt(sumsq),
+            seconds=seconds,
+            memory=peak_memory(self.transport.device),
+            memory_of="all ranks" if len(self.transport.ranks) > 1 else f"rank {self._first}",
+            tokens=self._num_tokens(),
+            devices=self._manifest.mesh.world_size,
+        )
+
+    def evaluate(self, batch: Any) -> float:
+        """Return the loss of ``batch`` without changing any state."""
+        outputs = self._run("eval", batch)
+        return sum(outputs[name] for name in self._manifest.losses)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the reduced main gradients of the last step, before clipping, by every name.
+
+        The tensors are copies on the CPU in the gradient dtype, complete on every rank; aliases of
+        a tied weight share one. Raises RuntimeError before the first step.
+        """
+        if not self.steps:
+            raise RuntimeError("gradients expected a step before, got none")
+        accumulated = self._facts["train"].accumulated
+        specs = [spec for spec in self._manifest.buckets if spec.name in accumulated]
+        return self._gather_slot(specs, "grad")
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return parameters and buffers by every name, as copies on the CPU, on every rank."""
+        states = self._gather_slot(list(self._manifest.buckets), "value") | self._loose
+        constants = {state.name for state in self._manifest.states if state.kind == "constant"}
+        return {name: tensor for name, tensor in states.items() if name not in constants}
+
+    def close(self) -> None:
+        """Release threads and communicators of the transport."""
+        self.transport.close()
+
+    # Running.
+
+    def _run(self, entry: str, batch: Any) -> dict[str, float]:
+        """Run an entry point on every rank here, and return its outputs, summed on their owners."""
+        facts = self._facts.get(entry)
+        if facts is None:
+            known = list(self._manifest.entry_points)
+            raise ProgramError(f"program expected an entry point {entry!r}, got only {known}")
+        try:
+            with torch.no_grad():
+                ranks = self._enqueue(entry, batch)
+                self.transport.drain()
+                return self._share_outputs(facts, ranks)
+        except BaseException as error:
+            self.transport.abort(error)
+            raise
+
+    def _enqueue(self, entry: str, batch: Any) -> dict[int, Rank]:
+        manifest, mesh = self._manifest, self._manifest.mesh
+        shards = self._shards(batch)
+        ranks: dict[int, Rank] = {}
+        for index in self.transport.ranks:
+            coordinate = mesh.coordinate(index)
+            shard = shards[mesh.index(index, manifest.data_axes) if len(shards) > 1 else 0]
+            ranks[index] = rank = Rank(
+                index,
+                mesh=mesh,
+                file=str(self._loaded.modules[coordinate].__file__),
+                comms=self._comms[index],
+                buckets=self._buckets[index],
+                inputs=batches.microbatches(
+                    shard, manifest.inputs, num_microbatches=manifest.microbatches
+                ),
+                loss_dtypes=self._loss_dtypes,
+                submit=self.transport.submit,
+                device=self.transport.device,
+                poison=self.transport.poison,
+            )
+            self._loaded.entry_point(coordinate, entry)(rank)
+        return ranks
+
+    def _shards(self, batch: Any) -> list[dict[str, Tensor]]:
+        """Check the batch and cut it, on the device; on the first step compare it across ranks."""
+        manifest = self._manifest
+        num_shards = manifest.mesh.size(manifest.data_axes) if self._is_local else 1
+        shards = batches.shards(
+            batch,
+            manifest.inputs,
+            num_shards=num_shards,
+            num_microbatches=manifest.microbatches,
+        )
+        device = self.transport.device
+        shards = [{name: value.to(device) for name, value in shard.items()} for shard in shards]
+        if not self.steps and not self._is_local:
+            self._check_batch(shards[0])
+        return shards
+
+    def _share_outputs(self, facts: EntryFacts, ranks: dict[int, Rank]) -> dict[str, float]:
+        """Return every output on every process; it belongs to the first rank that reports it."""
+        mesh, values = self._manifest.mesh, {}
+        for name, coordinate in sorted(facts.outputs.items()):
+            owner = next(
+                rank for rank in range(mesh.world_size) if mesh.coordinate(rank) == coordinate
+            )
+            here = owner in ranks
+            value = ranks[owner].outputs[name].double() if here else torch.zeros(()).double()
+            values[name] = float(self.transport.broadcast(value.cpu(), owner=owner))
+        return values
+
+    # State.
+
+    def _make_optimizers(self, factory: OptimizerFactory | None) -> None:
+        updated = self._facts["train"].updated if "train" in self._facts else set()
+        if updated and factory is None:
+            if self._manifest.optimizer is None:
+                raise ValueError("program updates parameters, expected an optimizer, got none")
+            factory = load_factory(self._manifest.optimizer)
+        for bucket in self._all_buckets():
+            if bucket.spec.name in updated and factory is not None:
+                if not bucket.trainable:
+                    raise ProgramError(
+                        f"update expected trained parameters, got {bucket.spec.name!r}"
+                    )
+                bucket.make_optimizer(factory)
+
+    def _all_buckets(self) -> list[Bucket]:
+        return [bucket for held in self._buckets.values() for bucket in held.values()]
+
+    def _gather_slot(self, specs: list[BucketSpec], slot: str) -> dict[str, Tensor]:
+        """Return a slot of every bucket from its first holder, by the members' every name."""
+        mesh, found = self._manifest.mesh, {}
+        for spec in specs:
+            owner = next(
+                rank for rank in range(mesh.world_size) if mesh.coordinate(rank) == spec.holders[0]
+            )
+            members = [self._manifest.state(name) for name in spec.members]
+            dtype = dtype_of((slot == "grad" and spec.grad_dtype) or spec.dtype)
+            flat = torch.empty(spec.numel, dtype=dtype)
+            if owner in self._buckets:
+                flat.copy_(self._buckets[owner][spec.name].slot(slot))
+            bucket = Bucket(spec, members, self.transport.broadcast(flat, owner=owner))
+            for member, view in zip(members, bucket.views(bucket.value).values(), strict=True):
+                found.update(dict.fromkeys(member.names, view))
+        return found
+
+    # Agreement between processes.
+
+    def _check_replicas(self) -> None:
+        """Raise ValueError if ranks that hold one bucket start from different values."""
+        if self._is_local:
+            return
+        held = self._buckets[self._first]
+        digests = {name: _digest([bucket.value]) for name, bucket in held.items()}
+        first: dict[str, tuple[int, str]] = {}
+        for rank, theirs in enumerate(self.transport.gather(digests)):
+            for name, digest in theirs.items():
+                owner, expected = first.setdefault(name, (rank, digest))
+                if digest != expected:
+                    raise ValueError(
+                        f"bucket {name!r} expected one first value on all ranks, got different "
+                        f"ones on ranks {owner} and {rank}: build the model from one seed"
+                    )
+
+    def _check_batch(self, shard: dict[str, Tensor]) -> None:
+        """Raise ValueError if ranks of one data-parallel shard feed different batches."""
+        mesh = self._manifest.mesh
+        first: dict[int, tuple[int, str]] = {}
+        digests = self.transport.gather(_digest(list(shard.values())))
+        for rank, digest in enumerate(digests):
+            index = mesh.index(rank, self._manifest.data_axes)
+            owner, expected = first.setdefault(index, (rank, digest))
+            if digest != expected:
+                raise ValueError(
+                    f"batch expected to be the same on ranks {owner} and {rank}, "
+                    f"both of data-parallel shard {index}, got different ones"
+                )
+
+    # Numbers.
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether this process stands for all ranks."""
+        return len(self.transport.ranks) == self._manifest.mesh.world_size
+
+    @property
+    def _first(self) -> int:
+        return self.transport.ranks[0]
+
+    def _num_tokens(self) -> int:
+        """Return the elements of the first integer input, or else the examples, of all ranks."""
+        manifest = self._manifest
+        split = [spec for spec in manifest.inputs if spec.dim is not None]
+        count = manifest.microbatches * manifest.mesh.size(manifest.data_axes)
+        for spec in split:
+            if not dtype_of(spec.dtype).is_floating_point:
+                return math.prod(spec.shape) * count
+        return split[0].shape[split[0].dim or 0] * count if split else count
+
+
+def _loose_states(program: Program, weights: Weights) -> dict[str, Tensor]:
+    """Return states that no bucket holds, by every name: the step does not use them."""
+    manifest = program.manifest
+    held = {name for bucket in manifest.buckets for name in bucket.members}
+    loose = [state for state in manifest.states if state.name not in held]
+    return {
+        name: value
+        for state in loose
+        for value in [weights.value(state).cpu().clone()]
+        for name in state.names
+    }
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
