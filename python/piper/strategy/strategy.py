@@ -1,0 +1,153 @@
+"""A strategy: a mesh and the directives that say how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from piper.schedules import Table
+from piper.strategy.annotate import Annotate
+from piper.strategy.directive import Directive
+from piper.strategy.location import SourceLocation
+from piper.strategy.mesh import Axis, Mesh
+from piper.strategy.order import Order
+from piper.strategy.place import Place
+from piper.strategy.split import Split
+from piper.strategy.update import Update
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+D = TypeVar("D", bound=Directive)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Strategy:
+    """How to run a training step on a mesh. Everything wrong with it is found when it is made.
+
+    The order of directives has no meaning. Two directives may repeat a fact, but not contradict it.
+
+    Args:
+        mesh: axis sizes by name, outermost first, or a torch DeviceMesh; ranks are row-major.
+        directives: what `annotate`, `split`, `place`, `replicate`, `order` and `update` return.
+
+    Raises:
+        ValueError: names the directive, where it was written, and what would be right.
+        TypeError: an entry of `directives` that is not one.
+    """
+
+    mesh: Mesh
+    directives: tuple[Directive, ...]
+    source: SourceLocation
+
+    def __init__(
+        self, mesh: Mesh | Mapping[str, int] | DeviceMesh, directives: Iterable[Directive]
+    ) -> None:
+        """Check everything; see the class."""
+        object.__setattr__(self, "source", SourceLocation.of_caller())
+        object.__setattr__(self, "mesh", Mesh.of(mesh))
+        object.__setattr__(self, "directives", tuple(directives))
+        self._check_directives()
+        self._check_conflicts()
+        self._check_axes_are_used()
+        self._check_order()
+
+    def all(self, kind: type[D]) -> tuple[D, ...]:
+        """The directives of one kind, in the order given."""
+        return tuple(d for d in self.directives if isinstance(d, kind))
+
+    def first(self, kind: type[D]) -> D | None:
+        """The first directive of one kind, which others of that kind do not contradict."""
+        return next(iter(self.all(kind)), None)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Module path pattern -> tag, of all annotate directives."""
+        return {k: v for directive in self.all(Annotate) for k, v in directive.tags.items()}
+
+    @property
+    def microbatches(self) -> int:
+        """How many microbatches a step has; 1 without a split."""
+        split = self.first(Split)
+        return 1 if split is None else split.microbatches
+
+    @property
+    def dims(self) -> dict[str, int | None]:
+        """Declared batch dim by input name, None for an input that is not split."""
+        return {k: v for directive in self.all(Split) for k, v in (directive.dims or {}).items()}
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The coordinate of each stage; one stage, on coordinate 0, without a place."""
+        place = self.first(Place)
+        return (0,) if place is None else place.homes
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.homes)
+
+    @property
+    def table(self) -> Table:
+        """The schedule without idle cells: row c is for coordinate c; 1F1B where none is given."""
+        order = self.first(Order) or Order("1F1B", source=self.source)
+        return order.table(self.homes, self.microbatches)
+
+    @property
+    def update(self) -> Update | None:
+        """The update, or None for steps that only compute gradients."""
+        return self.first(Update)
+
+    def _check_directives(self) -> None:
+        for index, directive in enumerate(self.directives):
+            if not isinstance(directive, Directive):
+                raise TypeError(
+                    f"{self.source}: directives[{index}] must be made by annotate, split, place, "
+                    f"replicate, order or update, got {directive!r}"
+                )
+            for axis in directive.axes():
+                if axis not in self.mesh.names:
+                    known = ", ".join(self.mesh.names) or "no axis"
+                    raise directive.error(f"axis {axis!r} is not in the mesh, which has {known}")
+            directive.check_mesh(self.mesh)
+
+    def _check_conflicts(self) -> None:
+        """Two directives of one kind that set the same fact must agree on it."""
+        known: dict[tuple[str, str], tuple[object, Directive]] = {}
+        for directive in self.directives:
+            for fact, value in directive.facts().items():
+                other, setter = known.setdefault((directive.keyword(), fact), (value, directive))
+                if other != value:
+                    raise directive.error(
+                        f"sets the {fact} to {value!r}, but {setter.source} sets it to {other!r}"
+                    )
+
+    def _check_axes_are_used(self) -> None:
+        used = {axis for directive in self.directives for axis in directive.axes()}
+        for axis in self.mesh.axes:
+            if axis.size > 1 and axis.name not in used:
+                raise ValueError(
+                    f"{self.source}: mesh axis {axis.name!r} of size {axis.size} is used by no "
+                    f"directive, expected {_remedy(axis)}"
+                )
+
+    def _check_order(self) -> None:
+        if self.num_stages > 1 and self.first(Order) is None:
+            raise ValueError(
+                f"{self.source}: {self.num_stages} stages have no order, expected one such as "
+                "order('1F1B')"
+            )
+        _ = self.table
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        mesh = {axis.name: axis.size for axis in self.mesh.axes}
+        lines = "".join(f"    {directive!r},\n" for directive in self.directives)
+        return f"Strategy(mesh={mesh!r}, directives=[\n{lines}])"
+
+
+def _remedy(axis: Axis) -> str:
+    if axis.role == "unrolled":
+        return f"place(stages={axis.size}, axis={axis.name!r})"
+    return f"replicate(axis={axis.name!r})"
