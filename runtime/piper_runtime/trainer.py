@@ -86,7 +86,7 @@ class Trainer:
         InstructionError if an instruction fails here and RemoteError if one fails elsewhere.
         """
         start = time.perf_counter()
-        outputs = self._run("train", batch)
+        outputs = self.outputs("train", batch)
         seconds = time.perf_counter() - start
         self.steps += 1
         losses = {name: outputs[name] for name in self._manifest.losses}
@@ -105,8 +105,26 @@ class Trainer:
 
     def evaluate(self, batch: Any) -> float:
         """Return the loss of ``batch`` without changing any state."""
-        outputs = self._run("eval", batch)
+        outputs = self.outputs("eval", batch)
         return sum(outputs[name] for name in self._manifest.losses)
+
+    def outputs(self, entry_point: str, batch: Any) -> dict[str, float]:
+        """Run an entry point and return all that it outputs, the same on every rank.
+
+        A value belongs to the first rank that reports it. Errors are those of ``step``.
+        """
+        facts = self._facts.get(entry_point)
+        if facts is None:
+            known = list(self._manifest.entry_points)
+            raise ProgramError(f"program expected entry point {entry_point!r}, got only {known}")
+        try:
+            with torch.no_grad():
+                ranks = self._enqueue(entry_point, batch)
+                self.transport.drain()
+                return self._share_outputs(facts, ranks)
+        except BaseException as error:
+            self.transport.abort(error)
+            raise
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the reduced main gradients of the last step, before clipping, by every name.
@@ -131,21 +149,6 @@ class Trainer:
         self.transport.close()
 
     # Running.
-
-    def _run(self, entry: str, batch: Any) -> dict[str, float]:
-        """Run an entry point on every rank here, and return its outputs, summed on their owners."""
-        facts = self._facts.get(entry)
-        if facts is None:
-            known = list(self._manifest.entry_points)
-            raise ProgramError(f"program expected an entry point {entry!r}, got only {known}")
-        try:
-            with torch.no_grad():
-                ranks = self._enqueue(entry, batch)
-                self.transport.drain()
-                return self._share_outputs(facts, ranks)
-        except BaseException as error:
-            self.transport.abort(error)
-            raise
 
     def _enqueue(self, entry: str, batch: Any) -> dict[int, Rank]:
         manifest, mesh = self._manifest, self._manifest.mesh

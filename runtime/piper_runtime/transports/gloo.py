@@ -30,7 +30,6 @@ from piper_runtime.transports.base import Transport, rank_order_sum
 
 __all__ = ["GlooTransport"]
 
-FAILURE_KEY = "piper_runtime/failure"
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
 Groups = dict[str, dist.ProcessGroup]
@@ -71,9 +70,9 @@ class GlooTransport(Transport):
             dist.init_process_group("gloo", timeout=self._timeout)
         rank = dist.get_rank()
         self.ranks = (rank,)
-        store = dist.distributed_c10d._get_default_store()
-        self._store = PrefixStore(FAILURE_KEY, store)
         self._world = dist.new_group(backend="gloo", timeout=self._timeout)
+        store = dist.distributed_c10d._get_default_store()
+        self._store = PrefixStore(f"piper_runtime/{self._world.group_name}", store)
         for spec in manifest.comms:
             for members in mesh.groups(spec):
                 if len(members) > 1:
@@ -111,7 +110,8 @@ class GlooTransport(Transport):
         return values
 
     def abort(self, error: BaseException) -> None:
-        """Publish ``error`` unless another failure was published before."""
+        """Publish ``error`` unless another failure was published before; nothing runs after it."""
+        self._failure = self._failure or error
         if self._store is None or isinstance(error, RemoteError | _StoppedError):
             return
         report = "".join(traceback.format_exception(error))
