@@ -6,13 +6,13 @@ import sys
 
 import lit.formats
 
-config.name = "piper"  # noqa: F821 (lit defines config)
-config.test_format = lit.formats.ShTest()  # noqa: F821
-config.suffixes = [".mlir"]  # noqa: F821
-config.test_source_root = os.path.dirname(__file__)  # noqa: F821
+config.name = "piper"
+config.test_format = lit.formats.ShTest()
+config.suffixes = [".mlir"]
+config.test_source_root = os.path.dirname(__file__)
 
 # piper-opt lies beside the interpreter that runs lit; FileCheck and not come with LLVM.
 llvm = importlib.util.find_spec("llvm").submodule_search_locations[0]
 path = [os.path.dirname(sys.executable), os.path.join(llvm, "bin"), os.environ["PATH"]]
-config.environment["PATH"] = os.pathsep.join(path)  # noqa: F821
-config.environment["FILECHECK_OPTS"] = "-enable-var-scope"  # noqa: F821
+config.environment["PATH"] = os.pathsep.join(path)
+config.environment["FILECHECK_OPTS"] = "-enable-var-scope"

@@ -1,10 +1,10 @@
 // Reads Piper IR, runs passes on it and prints it; see piper-opt --help.
 
 #include "dialect/Piper.h"
-#include "llvm/Support/CommandLine.h"
 #include "mlir/IR/AsmState.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "passes/Passes.h"
+#include "llvm/Support/CommandLine.h"
 
 /// Locations carry the user's source lines and module names, so unlike mlir-opt
 /// print them unless -mlir-print-debuginfo=false is given.
