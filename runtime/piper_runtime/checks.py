@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 import torch
 
 from piper_runtime.errors import ProgramError
+from piper_runtime.home import make_home
 from piper_runtime.instruction import Handle, Instruction
 from piper_runtime.manifest import Manifest
-from piper_runtime.mesh import Comm
-from piper_runtime.names import dtype_of
 from piper_runtime.program import LoadedProgram
 from piper_runtime.rank import Rank
 from piper_runtime.state import Bucket
 
-__all__ = ["EntryFacts", "check_entry_point", "comms_of", "loss_dtypes"]
+__all__ = ["EntryFacts", "check_entry_point"]
 
 Clock = dict[str, int]
 
@@ -46,32 +45,12 @@ class EntryFacts:
 def check_entry_point(loaded: LoadedProgram, name: str) -> EntryFacts:
     """Check ``name`` at every coordinate and return its facts; raises ProgramError."""
     manifest, facts = loaded.manifest, EntryFacts()
-    first: dict[int, int] = {}
-    for rank in range(manifest.mesh.world_size):
-        first.setdefault(manifest.mesh.coordinate(rank), rank)
-    for coordinate, rank in first.items():
-        instructions = _record(loaded, name, rank)
+    for coordinate in range(manifest.mesh.num_coordinates):
+        instructions = _record(loaded, name, manifest.mesh.first_rank(coordinate))
         _check_order(instructions)
         _check_comms(instructions)
         _collect(instructions, coordinate, facts)
     return facts
-
-
-def comms_of(manifest: Manifest, rank: int) -> dict[str, Comm]:
-    """Return the communicators that ``rank`` is a member of, by name."""
-    mesh, coordinate = manifest.mesh, manifest.mesh.coordinate(rank)
-    return {
-        spec.name: Comm(spec.name, mesh.members(spec, rank))
-        for spec in manifest.comms
-        if coordinate in spec.coordinates
-    }
-
-
-def loss_dtypes(manifest: Manifest) -> dict[str, torch.dtype]:
-    """Return the dtype of each loss: the manifest's, else that of the first trained parameter."""
-    trained = [state.dtype for state in manifest.states if state.trainable]
-    default = trained[0] if trained else "float32"
-    return {name: dtype_of(dtype or default) for name, dtype in manifest.losses.items()}
 
 
 def _record(loaded: LoadedProgram, name: str, rank: int) -> list[Instruction]:
@@ -79,17 +58,9 @@ def _record(loaded: LoadedProgram, name: str, rank: int) -> list[Instruction]:
     manifest = loaded.manifest
     coordinate = manifest.mesh.coordinate(rank)
     instructions: list[Instruction] = []
-    recorder = Rank(
-        rank,
-        mesh=manifest.mesh,
-        file=str(loaded.modules[coordinate].__file__),
-        comms=comms_of(manifest, rank),
-        buckets=_empty_buckets(manifest, coordinate),
-        inputs=[],
-        loss_dtypes=loss_dtypes(manifest),
-        submit=instructions.append,
-        device=torch.device("cpu"),
-    )
+    buckets = _empty_buckets(manifest, coordinate)
+    home = make_home(loaded, rank, buckets=buckets, device=torch.device("cpu"))
+    recorder = Rank(home, inputs=[], submit=instructions.append)
     loaded.entry_point(coordinate, name)(recorder)
     return instructions
 
@@ -218,7 +189,7 @@ def _check_comms(instructions: list[Instruction]) -> None:
                 f"{instruction.describe()}: comm expected on stream {first.stream} as in "
                 f"{first.place()}, got {instruction.stream}"
             )
-        if instruction.rank.index == message.peer:
+        if instruction.rank.home.index == message.peer:
             raise ProgramError(f"{instruction.describe()}: peer expected another rank, got itself")
 
 

@@ -107,6 +107,13 @@ class Instruction:
     freed: tuple[Handle, ...] = ()
     done: bool = False
 
+    def finish(self) -> None:
+        """Mark the event done and let go of values: the last user of one frees it."""
+        self.operands = self.results = self.freed = ()
+        self.waits = ()
+        self.thunk = None
+        self.done = True
+
     def execute(self) -> None:
         """Call the thunk and store its results; raises InstructionError."""
         assert self.thunk is not None
@@ -116,7 +123,7 @@ class Instruction:
             raise self.failure(error) from error
 
     def store(self, value: Any) -> None:
-        """Give the results their values and mark the instruction done."""
+        """Give the results their values and finish."""
         results = self.results
         if len(results) == 1:
             results[0].value = value
@@ -126,23 +133,23 @@ class Instruction:
                 raise ValueError(f"{self.label} expected {len(results)} results, got {got}")
             for handle, item in zip(results, value, strict=True):
                 handle.value = item
-        self.done = True
+        self.finish()
 
     def text(self) -> str:
         """Return the program line, without its comment."""
-        line = linecache.getline(self.rank.file, self.line).split("  #")[0].strip()
+        line = linecache.getline(self.rank.home.file, self.line).split("  #")[0].strip()
         return line or f"{self.kind} {self.label}"
 
     def place(self) -> str:
         """Return ``program_pp1.py:57: `y_0 = r.run(...)` ``."""
-        name = Path(self.rank.file).name.rstrip(">")
+        name = Path(self.rank.home.file).name.rstrip(">")
         return f"{name}:{self.line}: `{self.text()}`"
 
     def describe(self) -> str:
         """Return rank, place, chunk or bucket, and microbatch in words."""
         label = f", {self.label}" if self.label else ""
         microbatch = "" if self.microbatch is None else f", microbatch {self.microbatch}"
-        return f"{self.rank.name}, {self.place()}{label}{microbatch}"
+        return f"{self.rank.home.name}, {self.place()}{label}{microbatch}"
 
     def failure(self, error: BaseException) -> InstructionError:
         """Return the error to raise for ``error``, naming this instruction."""

@@ -93,15 +93,15 @@ class Mesh:
         """Return the index of ``rank`` along the unrolled axes: which program it runs."""
         return self.index(rank, [axis.name for axis in self.axes if axis.role == "unrolled"])
 
-    def peer(self, rank: int, coordinate: int) -> int:
-        """Return the rank at ``coordinate`` that agrees with ``rank`` on all other axes."""
+    def first_rank(self, coordinate: int) -> int:
+        """Return the lowest rank at ``coordinate``."""
+        ranks = range(self.world_size)
+        return next(rank for rank in ranks if self.coordinate(rank) == coordinate)
+
+    def peers(self, rank: int) -> tuple[int, ...]:
+        """Return, by coordinate, the ranks that agree with ``rank`` on all manual axes."""
         key = self._key(rank, ())
-        for other in range(self.world_size):
-            if self.coordinate(other) == coordinate and self._key(other, ()) == key:
-                return other
-        raise ProgramError(
-            f"peer expected below {self.num_coordinates} of {self}, got {coordinate}"
-        )
+        return tuple(other for other in range(self.world_size) if self._key(other, ()) == key)
 
     def members(self, spec: CommSpec, rank: int) -> tuple[int, ...]:
         """Return the members of the group of ``spec`` that ``rank`` sees, in rank order."""

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from piper_runtime import batch as batches
-from piper_runtime.checks import EntryFacts, check_entry_point, comms_of, loss_dtypes
+from piper_runtime.checks import EntryFacts, check_entry_point
 from piper_runtime.errors import ProgramError
+from piper_runtime.home import make_home
 from piper_runtime.manifest import BucketSpec
 from piper_runtime.names import dtype_of
 from piper_runtime.optimizer import OptimizerFactory, load_factory
@@ -68,11 +69,19 @@ class Trainer:
             name: check_entry_point(self._loaded, name) for name in manifest.entry_points
         }
         self.transport.start(manifest)
-        self._comms = {rank: comms_of(manifest, rank) for rank in self.transport.ranks}
-        self._loss_dtypes = loss_dtypes(manifest)
         weights = Weights(self.program, model=model or self.program.model, init=init, seed=seed)
         coordinates = {rank: manifest.mesh.coordinate(rank) for rank in self.transport.ranks}
-        self._buckets = make_buckets(manifest, weights, coordinates, self.transport.device)
+        buckets = make_buckets(manifest, weights, coordinates, self.transport.device)
+        self._homes = {
+            rank: make_home(
+                self._loaded,
+                rank,
+                buckets=held,
+                device=self.transport.device,
+                poison=self.transport.poison,
+            )
+            for rank, held in buckets.items()
+        }
         self._loose = _loose_states(self.program, weights)
         self._make_optimizers(optimizer or self.program.optimizer)
         self._check_replicas()
@@ -151,27 +160,16 @@ class Trainer:
     # Running.
 
     def _enqueue(self, entry: str, batch: Any) -> dict[int, Rank]:
-        manifest, mesh = self._manifest, self._manifest.mesh
+        """Call the rank programs of an entry point, which hand instructions to the transport."""
+        manifest, ranks = self._manifest, {}
         shards = self._shards(batch)
-        ranks: dict[int, Rank] = {}
-        for index in self.transport.ranks:
-            coordinate = mesh.coordinate(index)
-            shard = shards[mesh.index(index, manifest.data_axes) if len(shards) > 1 else 0]
-            ranks[index] = rank = Rank(
-                index,
-                mesh=mesh,
-                file=str(self._loaded.modules[coordinate].__file__),
-                comms=self._comms[index],
-                buckets=self._buckets[index],
-                inputs=batches.microbatches(
-                    shard, manifest.inputs, num_microbatches=manifest.microbatches
-                ),
-                loss_dtypes=self._loss_dtypes,
-                submit=self.transport.submit,
-                device=self.transport.device,
-                poison=self.transport.poison,
+        for index, home in self._homes.items():
+            shard = shards[manifest.mesh.index(index, manifest.data_axes) if len(shards) > 1 else 0]
+            inputs = batches.microbatches(
+                shard, manifest.inputs, num_microbatches=manifest.microbatches
             )
-            self._loaded.entry_point(coordinate, entry)(rank)
+            ranks[index] = Rank(home, inputs=inputs, submit=self.transport.submit)
+            self._loaded.entry_point(manifest.mesh.coordinate(index), entry)(ranks[index])
         return ranks
 
     def _shards(self, batch: Any) -> list[dict[str, Tensor]]:
@@ -194,9 +192,7 @@ class Trainer:
         """Return every output on every process; it belongs to the first rank that reports it."""
         mesh, values = self._manifest.mesh, {}
         for name, coordinate in sorted(facts.outputs.items()):
-            owner = next(
-                rank for rank in range(mesh.world_size) if mesh.coordinate(rank) == coordinate
-            )
+            owner = mesh.first_rank(coordinate)
             here = owner in ranks
             value = ranks[owner].outputs[name].double() if here else torch.zeros(()).double()
             values[name] = float(self.transport.broadcast(value.cpu(), owner=owner))
@@ -210,7 +206,8 @@ class Trainer:
             if self._manifest.optimizer is None:
                 raise ValueError("program updates parameters, expected an optimizer, got none")
             factory = load_factory(self._manifest.optimizer)
-        for bucket in self._all_buckets():
+        held = [bucket for home in self._homes.values() for bucket in home.buckets.values()]
+        for bucket in held:
             if bucket.spec.name in updated and factory is not None:
                 if not bucket.trainable:
                     raise ProgramError(
@@ -218,21 +215,16 @@ class Trainer:
                     )
                 bucket.make_optimizer(factory)
 
-    def _all_buckets(self) -> list[Bucket]:
-        return [bucket for held in self._buckets.values() for bucket in held.values()]
-
     def _gather_slot(self, specs: list[BucketSpec], slot: str) -> dict[str, Tensor]:
         """Return a slot of every bucket from its first holder, by the members' every name."""
         mesh, found = self._manifest.mesh, {}
         for spec in specs:
-            owner = next(
-                rank for rank in range(mesh.world_size) if mesh.coordinate(rank) == spec.holders[0]
-            )
+            owner = mesh.first_rank(spec.holders[0])
             members = [self._manifest.state(name) for name in spec.members]
             dtype = dtype_of((slot == "grad" and spec.grad_dtype) or spec.dtype)
             flat = torch.empty(spec.numel, dtype=dtype)
-            if owner in self._buckets:
-                flat.copy_(self._buckets[owner][spec.name].slot(slot))
+            if owner in self._homes:
+                flat.copy_(self._homes[owner].bucket(spec.name).slot(slot))
             bucket = Bucket(spec, members, self.transport.broadcast(flat, owner=owner))
             for member, view in zip(members, bucket.views(bucket.value).values(), strict=True):
                 found.update(dict.fromkeys(member.names, view))
@@ -244,7 +236,7 @@ class Trainer:
         """Raise ValueError if ranks that hold one bucket start from different values."""
         if self._is_local:
             return
-        held = self._buckets[self._first]
+        held = self._homes[self._first].buckets
         digests = {name: _digest([bucket.value]) for name, bucket in held.items()}
         first: dict[str, tuple[int, str]] = {}
         for rank, theirs in enumerate(self.transport.gather(digests)):

@@ -104,6 +104,13 @@ def trainer(program: Program, transport: LocalTransport | None = None) -> Traine
         ),
         pytest.param(
             STAGE_0,
+            'd1_3, v_3 = r.recv(comm="pp$1.0", peer=1',
+            'd1_3, v_3 = r.recv(comm="pp$1.0", peer=2',
+            r"rank 0 \(pp 0, dp 0\) expected a peer below 2, got 2",
+            id="no such peer",
+        ),
+        pytest.param(
+            STAGE_0,
             '    r.output("grad_norm", S, scale=None)\n',
             '    r.send(S, comm="pp$0.1", peer=0, stream="pp$0.1", after=[f2])\n',
             r"`r.send\(S.*peer expected another rank, got itself",

@@ -119,12 +119,11 @@ def test_mesh_arithmetic() -> None:
     assert [MESH.coordinate(rank) for rank in range(8)] == [0] * 4 + [1] * 4
     assert MESH.positions(5) == {"pp": 1, "dp": 0, "ep": 1}
     assert MESH.describe(5) == "rank 5 (pp 1, dp 0, ep 1)"
-    assert MESH.peer(6, 0) == 2
+    assert MESH.peers(6) == (2, 6)
+    assert MESH.first_rank(1) == 4
     assert MESH.members(CommSpec("a", ("dp",), (1,)), 5) == (5, 7)
     assert MESH.members(CommSpec("b", ("dp", "ep"), (0, 1)), 5) == tuple(range(8))
     assert MESH.groups(CommSpec("c", (), (0, 1))) == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    with pytest.raises(ProgramError, match=r"peer expected below 2 of .*, got 2"):
-        MESH.peer(0, 2)
     with pytest.raises(ValueError, match=r"rank expected below 8 of mesh .*, got 8"):
         MESH.positions(8)
 

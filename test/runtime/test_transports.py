@@ -13,8 +13,8 @@ from collective_program import collective_program, expected_outputs, make_input
 from gloo_worker import NUM_STEPS
 from mlp_program import TiedMlp, make_adamw, make_batch, program_texts
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
+from piper_runtime.home import Home
 from piper_runtime.instruction import COMPUTE, Handle, Instruction
-from piper_runtime.mesh import Axis, Mesh
 from piper_runtime.rank import Rank
 from torch import Tensor
 
@@ -40,18 +40,18 @@ def test_unequal_parts_cannot_be_scattered() -> None:
 
 
 def _rank(transport: LocalTransport) -> Rank:
-    return Rank(
-        0,
-        mesh=Mesh((Axis("dp", 1, "manual"),)),
+    home = Home(
+        index=0,
+        name="rank 0",
         file=__file__,
+        peers=(0,),
         comms={},
         buckets={},
-        inputs=[{"x": torch.ones(2)}],
         loss_dtypes={},
-        submit=transport.submit,
         device=transport.device,
         poison=True,
     )
+    return Rank(home, inputs=[{"x": torch.ones(2)}], submit=transport.submit)
 
 
 def test_an_operand_that_is_not_ready_is_an_error_at_run_time() -> None:

@@ -186,7 +186,7 @@ class GlooTransport(Transport):
         if isinstance(error, _StoppedError):
             return
         failure: RuntimeError = InstructionError(f"{instruction.failure(error)}\n{self._stuck()}")
-        failure.__cause__ = error
+        failure.__cause__ = error.__cause__ if isinstance(error, InstructionError) else error
         if instruction.message is not None:
             failure = self._await_remote_failure() or failure
         self.abort(failure)
@@ -246,7 +246,7 @@ def _all_reduce(message: Message, group: dist.ProcessGroup | None, value: Tensor
     padded = value.new_zeros(part * size)
     padded[: value.numel()].copy_(value.reshape(-1))
     total = _sum_of_parts(padded, size, group)
-    dist.all_gather_into_tensor(_as_bytes(padded), _as_bytes(total), group=group)
+    dist.all_gather_single(_as_bytes(padded), _as_bytes(total), group=group)
     return padded[: value.numel()].view(value.shape)
 
 
@@ -274,7 +274,7 @@ def _all_gather(message: Message, group: dist.ProcessGroup | None, value: Tensor
     if group is None:
         return value.clone()
     gathered = value.new_empty((size, *value.shape))
-    dist.all_gather_into_tensor(_as_bytes(gathered), _as_bytes(value.contiguous()), group=group)
+    dist.all_gather_single(_as_bytes(gathered), _as_bytes(value.contiguous()), group=group)
     return torch.cat(list(gathered), message.dim)
 
 

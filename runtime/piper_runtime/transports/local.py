@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class LocalTransport(Transport):
         stream = instruction.stream
         if self._single_queue and stream != COMPUTE:
             stream = "communication"
-        key = (instruction.rank.index, stream)
+        key = (instruction.rank.home.index, stream)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
@@ -131,14 +132,15 @@ class LocalTransport(Transport):
         if head.message is None:
             return True
         arrived = self._arrived.setdefault(_rendezvous(head), {})
-        arrived[head.rank.index] = head
+        arrived[head.rank.home.index] = head
         return len(arrived) == _num_members(head)
 
     def _fire(self, head: Instruction) -> None:
         if head.message is None:
+            operands, results = head.operands, head.results
             head.execute()
             if self.poison and head.kind == "run":
-                _check_aliases(head)
+                _check_aliases(head, operands, results)
             return
         arrived = self._arrived.pop(_rendezvous(head))
         _perform([arrived[rank] for rank in sorted(arrived)])
@@ -168,9 +170,9 @@ def _rendezvous(head: Instruction) -> Key:
     assert message is not None
     comm = message.comm
     if head.kind == "send":
-        return comm.name, comm.members, head.rank.index, message.peer
+        return comm.name, comm.members, head.rank.home.index, message.peer
     if head.kind == "recv":
-        return comm.name, comm.members, message.peer, head.rank.index
+        return comm.name, comm.members, message.peer, head.rank.home.index
     return comm.name, comm.members
 
 
@@ -178,7 +180,7 @@ def _members(head: Instruction) -> tuple[int, ...]:
     message = head.message
     assert message is not None
     if head.kind in ("send", "recv"):
-        return (head.rank.index, message.peer)
+        return (head.rank.home.index, message.peer)
     return message.comm.members
 
 
@@ -205,10 +207,12 @@ def _check_alike(members: list[Instruction]) -> None:
         raise ValueError(f"members of a communicator expected one kind of collective, got {report}")
 
 
-def _check_aliases(head: Instruction) -> None:
+def _check_aliases(
+    head: Instruction, operands: Sequence[Handle], results: Sequence[Handle]
+) -> None:
     """Raise InstructionError if results of a chunk share storage with operands or each other."""
-    taken = {_storage(tensor) for handle in head.operands for tensor in _tensors(handle)}
-    for index, handle in enumerate(head.results):
+    taken = {_storage(tensor) for handle in operands for tensor in _tensors(handle)}
+    for index, handle in enumerate(results):
         for tensor in _tensors(handle):
             storage = _storage(tensor)
             if tensor.numel() and storage in taken:

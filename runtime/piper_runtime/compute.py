@@ -1,0 +1,73 @@
+"""What the runtime's own compute instructions do when they are executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from piper_runtime.instruction import Handle
+from piper_runtime.optimizer import clip_factor
+from piper_runtime.state import Bucket
+
+__all__ = ["free", "nothing", "sumsq", "tangent", "total", "update"]
+
+# Instructions whose results own their storage: others may return a bucket's or the batch's.
+OWNING_KINDS = frozenset(
+    {"run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "broadcast"}
+)
+
+
+def nothing() -> None:
+    """Do nothing: a record only marks a point of its stream."""
+
+
+def tangent(
+    coeff: float, dtype: torch.dtype, device: torch.device, count: Tensor | None = None
+) -> Tensor:
+    """Return the scalar ``coeff / max(1, count)`` in ``dtype``, divided in double precision."""
+    if count is None:
+        return torch.tensor(coeff, dtype=dtype, device=device)
+    return (coeff / count.clamp(min=1).to(torch.float64)).to(dtype)
+
+
+def total(first: Tensor, *others: Tensor) -> Tensor:
+    """Return the sum from left to right, as a new tensor."""
+    result = first.clone()
+    for other in others:
+        result += other
+    return result
+
+
+def sumsq(*tensors: Tensor) -> Tensor:
+    """Add the squares in the accumulation dtype, tensor by tensor."""
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    dtype = torch.float64 if wide else torch.float32
+    norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+    return torch.stack(norms).square().sum()
+
+
+def update(bucket: Bucket, clip: float | None, gradient: Tensor, *norm: Tensor) -> Tensor:
+    """Step the bucket's optimizer, with the gradient clipped if ``clip`` and its norm are given."""
+    factor = clip_factor(norm[0], clip) if norm and clip is not None else None
+    return bucket.update(gradient, factor)
+
+
+def free(handles: Sequence[Handle], poison: bool) -> None:
+    """Drop the values; with ``poison``, overwrite them first."""
+    for handle in handles:
+        handle.get()
+        if poison:
+            _fill(handle)
+        handle.free()
+
+
+def _fill(handle: Handle) -> None:
+    """Overwrite a freed value that nobody else owns, so that a hidden alias of it shows."""
+    if handle.producer.kind not in OWNING_KINDS:
+        return
+    values = handle.value if isinstance(handle.value, tuple) else (handle.value,)
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            value.fill_(float("nan"))

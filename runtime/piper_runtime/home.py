@@ -1,0 +1,96 @@
+"""``Home``: what a rank is and has, the same in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from piper_runtime.errors import ProgramError
+from piper_runtime.manifest import Manifest
+from piper_runtime.mesh import Comm
+from piper_runtime.names import dtype_of
+from piper_runtime.program import LoadedProgram
+from piper_runtime.state import Bucket
+
+__all__ = ["Home", "make_home"]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One rank: its place in the mesh, the file of its program, its communicators and buckets.
+
+    ``peers`` are the world ranks that agree with this one on all manual axes, by coordinate;
+    ``loss_dtypes`` the dtypes of tangents by loss. With ``poison``, ``free`` overwrites values.
+    """
+
+    index: int
+    name: str
+    file: str
+    peers: tuple[int, ...]
+    comms: Mapping[str, Comm]
+    buckets: Mapping[str, Bucket]
+    loss_dtypes: Mapping[str, torch.dtype]
+    device: torch.device
+    poison: bool = False
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket that this rank holds; raises ProgramError."""
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            raise ProgramError(
+                f"{self.name} expected a bucket of {list(self.buckets)}, got {name!r}"
+            )
+        return bucket
+
+    def comm(self, name: str) -> Comm:
+        """Return a communicator that this rank is a member of; raises ProgramError."""
+        comm = self.comms.get(name)
+        if comm is None:
+            raise ProgramError(f"{self.name} expected a comm of {list(self.comms)}, got {name!r}")
+        return comm
+
+    def peer(self, coordinate: int) -> int:
+        """Return the world rank at ``coordinate``; raises ProgramError."""
+        if not 0 <= coordinate < len(self.peers):
+            raise ProgramError(
+                f"{self.name} expected a peer below {len(self.peers)}, got {coordinate}"
+            )
+        return self.peers[coordinate]
+
+
+def make_home(
+    loaded: LoadedProgram,
+    rank: int,
+    *,
+    buckets: Mapping[str, Bucket],
+    device: torch.device,
+    poison: bool = False,
+) -> Home:
+    """Collect what the manifest says about ``rank``."""
+    manifest, mesh = loaded.manifest, loaded.manifest.mesh
+    coordinate = mesh.coordinate(rank)
+    comms = {
+        spec.name: Comm(spec.name, mesh.members(spec, rank))
+        for spec in manifest.comms
+        if coordinate in spec.coordinates
+    }
+    return Home(
+        index=rank,
+        name=mesh.describe(rank),
+        file=str(loaded.modules[coordinate].__file__),
+        peers=mesh.peers(rank),
+        comms=comms,
+        buckets=buckets,
+        loss_dtypes=_loss_dtypes(manifest),
+        device=device,
+        poison=poison,
+    )
+
+
+def _loss_dtypes(manifest: Manifest) -> dict[str, torch.dtype]:
+    """Return the dtype of each loss: the manifest's, else that of the first trained parameter."""
+    trained = [state.dtype for state in manifest.states if state.trainable]
+    default = trained[0] if trained else "float32"
+    return {name: dtype_of(dtype or default) for name, dtype in manifest.losses.items()}
