@@ -50,6 +50,10 @@ def check_entry_point(loaded: LoadedProgram, name: str) -> EntryFacts:
         _check_order(instructions)
         _check_comms(instructions)
         _collect(instructions, coordinate, facts)
+    missing = [loss for loss in manifest.losses if loss not in facts.outputs]
+    if missing:
+        got = sorted(facts.outputs)
+        raise ProgramError(f"{name!r} expected to output loss {missing[0]!r}, got outputs {got}")
     return facts
 
 

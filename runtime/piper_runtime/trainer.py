@@ -69,7 +69,8 @@ class Trainer:
             name: check_entry_point(self._loaded, name) for name in manifest.entry_points
         }
         self.transport.start(manifest)
-        weights = Weights(self.program, model=model or self.program.model, init=init, seed=seed)
+        model = self.program.model if model is None else model
+        weights = Weights(self.program, model=model, init=init, seed=seed)
         coordinates = {rank: manifest.mesh.coordinate(rank) for rank in self.transport.ranks}
         buckets = make_buckets(manifest, weights, coordinates, self.transport.device)
         self._homes = {

@@ -47,7 +47,9 @@ def collectives(dtype: torch.dtype) -> dict[str, float]:
     program = collective_program(str(dtype).removeprefix("torch."))
     trainer = Trainer(program)
     x = make_input(dtype).chunk(dist.get_world_size())[dist.get_rank()]
-    return trainer.outputs("train", {"x": x})
+    outputs = trainer.outputs("train", {"x": x})
+    trainer.close()
+    return outputs
 
 
 def message_of(action: Callable[[], object]) -> str:

@@ -125,6 +125,15 @@ def test_mistakes_are_found_before_anything_runs(
         trainer(edited(file, (old, new)))
 
 
+def test_every_loss_must_be_an_output() -> None:
+    texts = edited(STAGE_1).texts
+    renamed = texts[STAGE_1].replace('r.output("loss"', 'r.output("los"')
+    program = edited(STAGE_1, (texts[STAGE_1], renamed))
+    message = r"'train' expected to output loss 'loss', got outputs \['grad_norm', 'los'\]"
+    with pytest.raises(ProgramError, match=message):
+        trainer(program)
+
+
 def test_a_deadlock_lists_every_stuck_head() -> None:
     """Stage 0 sends the gradients' norm only after a message that stage 1 never sends."""
     program = edited(

@@ -119,12 +119,14 @@ class GlooTransport(Transport):
         self._store.compare_set("report", "", text)
 
     def close(self) -> None:
-        """Stop the workers and leave the process group."""
+        """Stop the workers and drop the communicators; the process group of the world stays."""
         for queue in self._queues.values():
             queue.put(None)
         self._queues.clear()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if self._failure is None:  # else a worker may still be waiting in one
+            for group in self._groups.values():
+                dist.destroy_process_group(group)
+        self._groups.clear()
 
     # Groups and workers.
 

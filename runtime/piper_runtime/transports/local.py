@@ -93,6 +93,11 @@ class LocalTransport(Transport):
         """Return the only process's value."""
         return [value]
 
+    def abort(self, error: BaseException) -> None:
+        """Forget what was submitted: the next step starts with empty queues."""
+        self._queues.clear()
+        self._arrived.clear()
+
     # The scheduler.
 
     def _drain_in_order(self) -> None:
