@@ -1,24 +1,17 @@
-#ifndef PIPER_DIALECT_OPS
-#define PIPER_DIALECT_OPS
+//===- Ops.td - All ops, by level -------------------------------------------===//
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
 
-include "dialect/Attributes.td"
-include "dialect/Interfaces.td"
-include "dialect/Types.td"
+#ifndef PIPER_OPS_TD
+#define PIPER_OPS_TD
+
 include "dialect/SymbolOps.td"
 include "dialect/StrategyOps.td"
 include "dialect/StepOps.td"
 include "dialect/ClusterOps.td"
 include "dialect/ProgramOps.td"
 
-include "mlir/IR/OpBase.td"
-
-class Piper_Op<string mnemonic, list<Trait> traits = []> : Op<Piper_Dialect, mnemonic, traits>;
-
-def Piper_PlaceholderOp : Piper_Op<"placeholder"> {
-  let summary = "Prove that every generator runs.";
-  let arguments = (ins Piper_AxisAttr:$axis, Piper_AxisRoleAttr:$role, I64Attr:$count);
-  let results = (outs Piper_EventType:$event);
-  let assemblyFormat = "$axis $role $count attr-dict `:` type($event)";
-}
-
-#endif // PIPER_DIALECT_OPS
+#endif // PIPER_OPS_TD

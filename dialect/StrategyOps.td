@@ -1,4 +1,184 @@
-#ifndef PIPER_DIALECT_STRATEGY_OPS
-#define PIPER_DIALECT_STRATEGY_OPS
+//===- StrategyOps.td - Directives and schedules as data --------------------===//
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
 
-#endif // PIPER_DIALECT_STRATEGY_OPS
+#ifndef PIPER_STRATEGY_OPS_TD
+#define PIPER_STRATEGY_OPS_TD
+
+include "dialect/SymbolOps.td"
+
+def Piper_StrategyOp : Piper_Op<"strategy",
+    [Symbol, IsolatedFromAbove, SingleBlock, NoTerminator, NoRegionArguments,
+     DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+  let summary = "list the directives that turn one rank's step into a cluster's";
+  let description = [{
+    A strategy is data. A pass per directive records it as facts on the small L2
+    module; two directives that set the same fact differently are an error, and
+    otherwise their order does not matter.
+
+    **Constraints**
+    - the body holds directives only
+    - the mesh exists
+
+    ```mlir
+    piper.strategy @strategy mesh = @mesh {
+      piper.do.place <all> stages = 2 axis = "pp"
+      piper.do.split microbatches = 4
+      piper.do.order @order
+    }
+    ```
+  }];
+  let arguments = (ins SymbolNameAttr:$sym_name, FlatSymbolRefAttr:$mesh);
+  let regions = (region SizedRegion<1>:$body);
+  let assemblyFormat = "$sym_name `mesh` `=` $mesh $body attr-dict";
+  let hasRegionVerifier = 1;
+}
+
+class Piper_DirectiveOp<string directive, list<Trait> traits = []>
+    : Piper_Op<"do." # directive, traits # [HasParent<"StrategyOp">]>;
+
+def Piper_DoAnnotateOp : Piper_DirectiveOp<"annotate"> {
+  let summary = "name chunks by the paths of the modules that make them";
+  let description = [{
+    Shapes the capture: an op takes the tag of the outermost module whose path
+    matches a pattern. In the compiler it is checked: every tag names a chunk.
+
+    ```mlir
+    piper.do.annotate {embed = "embed", "layers.*" = "layer"}
+    ```
+  }];
+  let arguments = (ins DictionaryAttr:$tags);
+  let assemblyFormat = "$tags attr-dict";
+}
+
+def Piper_DoSplitOp : Piper_DirectiveOp<"split"> {
+  let summary = "cut the batch of every rank into microbatches";
+  let description = [{
+    `dims` gives the batch dim of the inputs that are split; an input that it
+    does not name is replicated.
+
+    ```mlir
+    piper.do.split microbatches = 4 dims = {ids = 0, labels = 0}
+    ```
+  }];
+  let arguments = (ins Piper_Index:$microbatches, DictionaryAttr:$dims);
+  let assemblyFormat =
+      "`microbatches` `=` $microbatches `dims` `=` $dims attr-dict";
+  let hasVerifier = 1;
+}
+
+def Piper_DoPlaceOp : Piper_DirectiveOp<"place"> {
+  let summary = "cut chunks into stages and put each stage on a coordinate";
+  let description = [{
+    `stages` alone cuts by captured FLOPs; `sizes` states the number of chunks of
+    each stage. `coordinates` gives the coordinate of each stage (default: stage
+    i on coordinate i). `homes` gives it per microbatch, for strategies such as
+    DualPipe in which a stage lives at two places.
+
+    ```mlir
+    piper.do.place <all> stages = 4 axis = "pp" coordinates [0, 1, 1, 0]
+    ```
+  }];
+  let arguments = (ins Piper_SelectAttr:$select, Piper_Index:$stages, StrAttr:$axis,
+                       OptionalAttr<DenseI64ArrayAttr>:$sizes,
+                       OptionalAttr<DenseI64ArrayAttr>:$coordinates,
+                       OptionalAttr<TypedArrayAttrBase<DenseI64ArrayAttr, "rows">>:$homes);
+  let assemblyFormat = [{
+    $select `stages` `=` $stages `axis` `=` $axis (`sizes` $sizes^)?
+    (`coordinates` $coordinates^)? (`homes` $homes^)? attr-dict
+  }];
+  let hasVerifier = 1;
+}
+
+def Piper_DoReplicateOp : Piper_DirectiveOp<"replicate"> {
+  let summary = "train copies of states on the ranks of data axes";
+  let description = [{
+    Every rank along `axes` sees its part of the batch; gradients are summed.
+    `bucket` is the size in bytes of a bucket, `reduce = "last"` sums once,
+    after the last contribution, `"each"` sums every contribution; `dtype` is
+    that of the accumulated gradients.
+
+    ```mlir
+    piper.do.replicate <all> axes = ["dp"] zero = 0 bucket = 25000000 reduce = "last" dtype = f32
+    ```
+  }];
+  let arguments = (ins Piper_SelectAttr:$select, StrArrayAttr:$axes, Piper_Index:$zero,
+                       Piper_Index:$bucket, StrAttr:$reduce,
+                       OptionalAttr<TypeAttr>:$dtype);
+  let assemblyFormat = [{
+    $select `axes` `=` $axes `zero` `=` $zero `bucket` `=` $bucket `reduce` `=` $reduce
+    (`dtype` `=` $dtype^)? attr-dict
+  }];
+  let hasVerifier = 1;
+}
+
+def Piper_DoOrderOp : Piper_DirectiveOp<"order"> {
+  let summary = "run the cells of a schedule in the order of its rows";
+  let description = [{
+    ```mlir
+    piper.do.order @order
+    ```
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$schedule);
+  let assemblyFormat = "$schedule attr-dict";
+}
+
+def Piper_DoOverlapOp : Piper_DirectiveOp<"overlap"> {
+  let summary = "interleave the pieces of two chunks across streams";
+  let description = [{
+    Each lane lists, for one stream, the pieces of the forward and the backward
+    chunk of an overlapped pair in issue order.
+
+    ```mlir
+    piper.do.overlap <tag = "layer"> lanes = {compute = "B.join F.router", ep = "B.combine F.counts"}
+    ```
+  }];
+  let arguments = (ins Piper_SelectAttr:$select, DictionaryAttr:$lanes);
+  let assemblyFormat = "$select `lanes` `=` $lanes attr-dict";
+}
+
+def Piper_DoUpdateOp : Piper_DirectiveOp<"update"> {
+  let summary = "step an optimizer once per training step";
+  let description = [{
+    `optimizer` is the import path of a function from parameters to a
+    `torch.optim.Optimizer`; `clip` bounds the global gradient norm.
+
+    ```mlir
+    piper.do.update <all> optimizer = "train:make_adamw" clip = 1.0
+    ```
+  }];
+  let arguments = (ins Piper_SelectAttr:$select, StrAttr:$optimizer,
+                       OptionalAttr<F64Attr>:$clip);
+  let assemblyFormat =
+      "$select `optimizer` `=` $optimizer (`clip` `=` $clip^)? attr-dict";
+  let hasVerifier = 1;
+}
+
+def Piper_ScheduleOp : Piper_Op<"schedule", [Symbol]> {
+  let summary = "give the order of cells on each coordinate, as a table";
+  let description = [{
+    One row per coordinate; a cell is stage, pass and microbatch in PyTorch's
+    notation, such as `2F0`. `(1F3;0B0)OVERLAP_F_B` is a pair that may overlap.
+
+    **Constraints**
+    - every cell is well-formed, and its stage and microbatch are in range
+    - no cell appears twice
+
+    ```mlir
+    piper.schedule @order axis = "pp" stages = 2 microbatches = 2
+        ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
+    ```
+  }];
+  let arguments = (ins SymbolNameAttr:$sym_name, StrAttr:$axis, Piper_Index:$stages,
+                       Piper_Index:$microbatches, StrArrayAttr:$rows);
+  let assemblyFormat = [{
+    $sym_name `axis` `=` $axis `stages` `=` $stages `microbatches` `=` $microbatches
+    $rows attr-dict
+  }];
+  let hasVerifier = 1;
+}
+
+#endif // PIPER_STRATEGY_OPS_TD

@@ -1,0 +1,348 @@
+//===- Attributes.cpp - How attributes are written, and what they require
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "dialect/Piper.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/DialectImplementation.h"
+#include "llvm/ADT/TypeSwitch.h"
+#include "llvm/Support/GlobPattern.h"
+
+using namespace mlir;
+using namespace piper;
+
+#define GET_ATTRDEF_CLASSES
+#include "dialect/Attributes.cpp.inc"
+
+void PiperDialect::registerAttributes() {
+  addAttributes<
+#define GET_ATTRDEF_LIST
+#include "dialect/Attributes.cpp.inc"
+      >();
+}
+
+/// Parses a bare or quoted word, such as the name of an axis.
+static ParseResult parseWord(AsmParser &parser, StringAttr &word) {
+  std::string text;
+  if (failed(parser.parseKeywordOrString(&text)))
+    return failure();
+  word = StringAttr::get(parser.getContext(), text);
+  return success();
+}
+
+/// Parses `<parser>` of an enum's keyword.
+template <typename Enum>
+static ParseResult parseEnum(AsmParser &parser, Enum &value,
+                             std::optional<Enum> (*symbolize)(StringRef)) {
+  StringRef keyword;
+  SMLoc loc = parser.getCurrentLocation();
+  if (failed(parser.parseKeyword(&keyword)))
+    return failure();
+  std::optional<Enum> parsed = symbolize(keyword);
+  if (!parsed)
+    return parser.emitError(loc, "unknown word '") << keyword << "'";
+  value = *parsed;
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Axis
+//===----------------------------------------------------------------------===//
+
+Attribute AxisAttr::parse(AsmParser &parser, Type) {
+  StringAttr name;
+  int64_t size = 0;
+  AxisRole role = AxisRole::Manual;
+  SMLoc loc = parser.getCurrentLocation();
+  if (parser.parseLess() || parseWord(parser, name) || parser.parseEqual() ||
+      parser.parseInteger(size) ||
+      parseEnum<AxisRole>(parser, role, symbolizeAxisRole) ||
+      parser.parseGreater())
+    return {};
+  return parser.getChecked<AxisAttr>(loc, parser.getContext(), name, size,
+                                     role);
+}
+
+void AxisAttr::print(AsmPrinter &printer) const {
+  printer << '<' << getName().getValue() << " = " << getSize() << ' '
+          << stringifyAxisRole(getRole()) << '>';
+}
+
+LogicalResult
+AxisAttr::verify(llvm::function_ref<InFlightDiagnostic()> emitError,
+                 StringAttr name, int64_t size, AxisRole) {
+  if (size < 1)
+    return emitError() << "expected at least 1 rank on axis '"
+                       << name.getValue() << "', got " << size;
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Layout
+//===----------------------------------------------------------------------===//
+
+/// Parses `dp = shard(1)`, the part of a layout about one axis.
+static FailureOr<AxisKindAttr> parseAxisKind(AsmParser &parser,
+                                             StringAttr axis) {
+  Kind kind = Kind::Replicated;
+  int64_t dim = 0;
+  if (failed(parseEnum<Kind>(parser, kind, symbolizeKind)))
+    return failure();
+  if (kind == Kind::Shard && (parser.parseLParen() ||
+                              parser.parseInteger(dim) || parser.parseRParen()))
+    return failure();
+  return AxisKindAttr::get(parser.getContext(), axis, kind, dim);
+}
+
+static void printAxisKind(AsmPrinter &printer, AxisKindAttr axis) {
+  printer << axis.getAxis().getValue() << " = "
+          << stringifyKind(axis.getKind());
+  if (axis.getKind() == Kind::Shard)
+    printer << '(' << axis.getDim() << ')';
+}
+
+Attribute AxisKindAttr::parse(AsmParser &parser, Type) {
+  StringAttr axis;
+  if (parser.parseLess() || parseWord(parser, axis) || parser.parseEqual())
+    return {};
+  FailureOr<AxisKindAttr> kind = parseAxisKind(parser, axis);
+  if (failed(kind) || parser.parseGreater())
+    return {};
+  return *kind;
+}
+
+void AxisKindAttr::print(AsmPrinter &printer) const {
+  printer << '<';
+  printAxisKind(printer, *this);
+  printer << '>';
+}
+
+Attribute LayoutAttr::parse(AsmParser &parser, Type) {
+  SmallVector<AxisKindAttr> axes;
+  int64_t bound = 0, expect = 0;
+  SMLoc loc = parser.getCurrentLocation();
+  auto parseItem = [&]() -> ParseResult {
+    StringAttr word;
+    if (parseWord(parser, word) || parser.parseEqual())
+      return failure();
+    if (word == "bound")
+      return parser.parseInteger(bound);
+    if (word == "expect")
+      return parser.parseInteger(expect);
+    FailureOr<AxisKindAttr> kind = parseAxisKind(parser, word);
+    if (failed(kind))
+      return failure();
+    axes.push_back(*kind);
+    return success();
+  };
+  if (failed(parser.parseCommaSeparatedList(AsmParser::Delimiter::LessGreater,
+                                            parseItem)))
+    return {};
+  return parser.getChecked<LayoutAttr>(loc, parser.getContext(), axes, bound,
+                                       expect);
+}
+
+void LayoutAttr::print(AsmPrinter &printer) const {
+  printer << '<';
+  llvm::interleaveComma(getAxes(), printer, [&](AxisKindAttr axis) {
+    printAxisKind(printer, axis);
+  });
+  if (getBound())
+    printer << (getAxes().empty() ? "" : ", ") << "bound = " << getBound();
+  if (getExpect())
+    printer << ", expect = " << getExpect();
+  printer << '>';
+}
+
+LogicalResult
+LayoutAttr::verify(llvm::function_ref<InFlightDiagnostic()> emitError,
+                   ArrayRef<AxisKindAttr> axes, int64_t bound, int64_t expect) {
+  llvm::SmallDenseSet<Attribute> seen;
+  for (AxisKindAttr axis : axes)
+    if (!seen.insert(axis.getAxis()).second)
+      return emitError() << "expected each axis once in a layout, got '"
+                         << axis.getAxis().getValue() << "' twice";
+  if (expect > bound)
+    return emitError() << "expected no more rows than the bound of " << bound
+                       << ", got expect = " << expect;
+  return success();
+}
+
+LogicalResult LayoutAttr::verifyEncoding(
+    ArrayRef<int64_t> shape, Type,
+    llvm::function_ref<InFlightDiagnostic()> emitError) const {
+  for (AxisKindAttr axis : getAxes())
+    if (axis.getKind() == Kind::Shard &&
+        (axis.getDim() < 0 || axis.getDim() >= int64_t(shape.size())))
+      return emitError() << "expected axis '" << axis.getAxis().getValue()
+                         << "' to shard one of " << shape.size()
+                         << " dims, got dim " << axis.getDim();
+  if (ShapedType::isDynamicShape(shape) != (getBound() > 0))
+    return emitError() << "expected a bound with a dynamic shape and none with "
+                          "a static one, got bound = "
+                       << getBound();
+  return success();
+}
+
+Kind LayoutAttr::getKind(StringRef axis) const {
+  for (AxisKindAttr entry : getAxes())
+    if (entry.getAxis().getValue() == axis)
+      return entry.getKind();
+  return Kind::Replicated;
+}
+
+LayoutAttr LayoutAttr::withKind(StringAttr axis, Kind kind, int64_t dim) const {
+  SmallVector<AxisKindAttr> axes(getAxes());
+  for (AxisKindAttr &entry : axes)
+    if (entry.getAxis() == axis)
+      entry = AxisKindAttr::get(getContext(), axis, kind, dim);
+  return LayoutAttr::get(getContext(), axes, getBound(), getExpect());
+}
+
+//===----------------------------------------------------------------------===//
+// Facts
+//===----------------------------------------------------------------------===//
+
+Attribute FactsAttr::parse(AsmParser &parser, Type) {
+  Effect effect = Effect::Pure;
+  int64_t flops = 0;
+  bool strided = false;
+  if (parser.parseLess() || parseEnum<Effect>(parser, effect, symbolizeEffect))
+    return {};
+  while (succeeded(parser.parseOptionalComma())) {
+    if (succeeded(parser.parseOptionalKeyword("strided")))
+      strided = true;
+    else if (parser.parseKeyword("flops") || parser.parseEqual() ||
+             parser.parseInteger(flops))
+      return {};
+  }
+  if (parser.parseGreater())
+    return {};
+  return FactsAttr::get(parser.getContext(), effect, flops, strided);
+}
+
+void FactsAttr::print(AsmPrinter &printer) const {
+  printer << '<' << stringifyEffect(getEffect());
+  if (getFlops())
+    printer << ", flops = " << getFlops();
+  if (getStrided())
+    printer << ", strided";
+  printer << '>';
+}
+
+//===----------------------------------------------------------------------===//
+// Select
+//===----------------------------------------------------------------------===//
+
+Attribute SelectAttr::parse(AsmParser &parser, Type) {
+  StringAttr key, value = StringAttr::get(parser.getContext(), "");
+  SMLoc loc = parser.getCurrentLocation();
+  if (parser.parseLess())
+    return {};
+  bool negated = succeeded(parser.parseOptionalKeyword("not"));
+  if (parseWord(parser, key))
+    return {};
+  if (succeeded(parser.parseOptionalEqual()) && parseWord(parser, value))
+    return {};
+  if (parser.parseGreater())
+    return {};
+  return parser.getChecked<SelectAttr>(loc, parser.getContext(), negated, key,
+                                       value);
+}
+
+void SelectAttr::print(AsmPrinter &printer) const {
+  printer << '<' << (getNegated() ? "not " : "") << getKey().getValue();
+  if (!isAll())
+    printer << " = " << getValue();
+  printer << '>';
+}
+
+LogicalResult
+SelectAttr::verify(llvm::function_ref<InFlightDiagnostic()> emitError, bool,
+                   StringAttr key, StringAttr value) {
+  if (key == "all")
+    return success();
+  if (key != "tag" && key != "state")
+    return emitError() << "expected a selector by all, tag or state, got '"
+                       << key.getValue() << "'";
+  if (llvm::Error error = llvm::GlobPattern::create(value).takeError())
+    return emitError() << "expected a glob, got '" << value.getValue()
+                       << "': " << llvm::toString(std::move(error));
+  return success();
+}
+
+static bool globMatches(StringRef pattern, StringRef name) {
+  llvm::Expected<llvm::GlobPattern> glob = llvm::GlobPattern::create(pattern);
+  assert(glob && "the verifier accepts globs only");
+  return glob->match(name);
+}
+
+bool SelectAttr::matchesState(StringRef name) const {
+  if (isAll())
+    return !getNegated();
+  return (getKey() == "state" && globMatches(getValue(), name)) != getNegated();
+}
+
+bool SelectAttr::matchesChunk(StringRef name) const {
+  if (isAll())
+    return !getNegated();
+  StringRef tag = name.rsplit('.').first;
+  return (getKey() == "tag" && globMatches(getValue(), tag)) != getNegated();
+}
+
+//===----------------------------------------------------------------------===//
+// What directives record on states
+//===----------------------------------------------------------------------===//
+
+Attribute ReplicationAttr::parse(AsmParser &parser, Type) {
+  ArrayAttr axes;
+  int64_t zero = 0, bucket = 0;
+  Type dtype;
+  if (parser.parseLess() || parser.parseAttribute(axes) ||
+      parser.parseComma() || parser.parseKeyword("zero") ||
+      parser.parseEqual() || parser.parseInteger(zero) || parser.parseComma() ||
+      parser.parseKeyword("bucket") || parser.parseEqual() ||
+      parser.parseInteger(bucket))
+    return {};
+  if (succeeded(parser.parseOptionalComma()) &&
+      (parser.parseKeyword("dtype") || parser.parseEqual() ||
+       parser.parseType(dtype)))
+    return {};
+  if (parser.parseGreater())
+    return {};
+  return ReplicationAttr::get(parser.getContext(), axes, zero, bucket, dtype);
+}
+
+void ReplicationAttr::print(AsmPrinter &printer) const {
+  printer << '<' << getAxes() << ", zero = " << getZero()
+          << ", bucket = " << getBucket();
+  if (getDtype())
+    printer << ", dtype = " << getDtype();
+  printer << '>';
+}
+
+Attribute OptimizationAttr::parse(AsmParser &parser, Type) {
+  StringAttr optimizer;
+  FloatAttr clip;
+  if (parser.parseLess() || parser.parseAttribute(optimizer))
+    return {};
+  if (succeeded(parser.parseOptionalComma()) &&
+      (parser.parseKeyword("clip") || parser.parseEqual() ||
+       parser.parseAttribute(clip, Builder(parser.getContext()).getF64Type())))
+    return {};
+  if (parser.parseGreater())
+    return {};
+  return OptimizationAttr::get(parser.getContext(), optimizer, clip);
+}
+
+void OptimizationAttr::print(AsmPrinter &printer) const {
+  printer << '<' << getOptimizer();
+  if (getClip()) {
+    printer << ", clip = ";
+    printer.printAttributeWithoutType(getClip());
+  }
+  printer << '>';
+}

@@ -1,0 +1,45 @@
+//===- Layouts.h - What kinds on axes mean for types
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef PIPER_DIALECT_LAYOUTS_H
+#define PIPER_DIALECT_LAYOUTS_H
+
+#include "dialect/Piper.h"
+
+namespace piper {
+
+/// The layout of a tensor type, or null.
+LayoutAttr getLayout(mlir::Type type);
+
+/// The kind of a type on an axis; replicated if its layout does not name it.
+Kind getKind(mlir::Type type, llvm::StringRef axis);
+
+/// The same shape and dtype with another layout, or with none if it is null.
+mlir::RankedTensorType withLayout(mlir::Type type, LayoutAttr layout);
+
+/// The type that a kernel sees: without kinds on axes that `like` does not
+/// name, and without bounds.
+mlir::RankedTensorType kernelView(mlir::Type type, mlir::Type like);
+
+/// The kind that a gradient has where its primal has `kind`.
+Kind dual(Kind kind);
+
+/// The module's mesh, or null.
+MeshOp findMesh(mlir::Operation *op);
+
+/// Product of the sizes of `axes`, an array of strings; 1 for unknown axes.
+int64_t product(MeshOp mesh, mlir::ArrayAttr axes);
+
+/// The shape that one rank holds of a state, by its layout.
+llvm::SmallVector<int64_t> localShape(StateOp state, MeshOp mesh);
+
+/// Number of elements of a static shape.
+int64_t numElements(llvm::ArrayRef<int64_t> shape);
+
+} // namespace piper
+
+#endif // PIPER_DIALECT_LAYOUTS_H

@@ -1,0 +1,95 @@
+//===- StrategyOps.cpp - Rules of directives and schedules
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "dialect/Cells.h"
+#include "dialect/Layouts.h"
+
+using namespace mlir;
+using namespace piper;
+
+LogicalResult StrategyOp::verifyRegions() {
+  for (Operation &op : getBody().front())
+    if (!op.getName().getStringRef().starts_with("piper.do."))
+      return op.emitOpError("expected only directives in a strategy");
+  return success();
+}
+
+LogicalResult StrategyOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  if (!symbols.lookupNearestSymbolFrom<MeshOp>(*this, getMeshAttr()))
+    return emitOpError("expected a mesh, got ") << getMeshAttr();
+  return success();
+}
+
+LogicalResult DoSplitOp::verify() {
+  if (getMicrobatches() < 1)
+    return emitOpError("expected at least 1 microbatch, got ")
+           << getMicrobatches();
+  return success();
+}
+
+LogicalResult DoPlaceOp::verify() {
+  int64_t stages = getStages();
+  if (stages < 1)
+    return emitOpError("expected at least 1 stage, got ") << stages;
+  if (getSizes() && int64_t(getSizes()->size()) != stages)
+    return emitOpError("expected a size for each of ")
+           << stages << " stages, got " << getSizes()->size();
+  if (getCoordinates() && int64_t(getCoordinates()->size()) != stages)
+    return emitOpError("expected a coordinate for each of ")
+           << stages << " stages, got " << getCoordinates()->size();
+  if (getCoordinates() && getHomes())
+    return emitOpError("expected coordinates or homes, got both");
+  for (Attribute row :
+       getHomes() ? getHomes()->getValue() : ArrayRef<Attribute>())
+    if (cast<DenseI64ArrayAttr>(row).size() != stages)
+      return emitOpError("expected a home for each of ")
+             << stages << " stages, got " << row;
+  return success();
+}
+
+LogicalResult DoReplicateOp::verify() {
+  if (getZero() > 3)
+    return emitOpError("expected a ZeRO stage of 0 to 3, got ") << getZero();
+  if (getReduce() != "last" && getReduce() != "each")
+    return emitOpError("expected reduce to be \"last\" or \"each\", got ")
+           << getReduceAttr();
+  if (getBucket() < 1)
+    return emitOpError("expected a bucket of at least 1 byte, got ")
+           << getBucket();
+  return success();
+}
+
+LogicalResult DoUpdateOp::verify() {
+  if (getClip() && getClip()->convertToDouble() <= 0)
+    return emitOpError("expected a positive bound of the norm, got ")
+           << getClipAttr();
+  return success();
+}
+
+LogicalResult ScheduleOp::verify() {
+  llvm::DenseMap<Cell, std::pair<int64_t, int64_t>> seen;
+  for (auto [row, text] : llvm::enumerate(getRows().getAsRange<StringAttr>())) {
+    std::string reason;
+    std::optional<SmallVector<Cell>> cells = parseCells(text, reason);
+    if (!cells)
+      return emitOpError("expected cells such as 0F0 in row ")
+             << row << ", got " << reason;
+    for (auto [step, cell] : llvm::enumerate(*cells)) {
+      if (cell.stage >= int64_t(getStages()) ||
+          cell.microbatch >= int64_t(getMicrobatches()))
+        return emitOpError("expected stages below ")
+               << getStages() << " and microbatches below " << getMicrobatches()
+               << ", got " << cell.str() << " in row " << row;
+      auto [at, fresh] = seen.try_emplace(cell, row, step);
+      if (!fresh)
+        return emitOpError("expected each cell once, got ")
+               << cell.str() << " in row " << at->second.first << " and in row "
+               << row;
+    }
+  }
+  return success();
+}
