@@ -1,0 +1,129 @@
+"""Capturing a training step, or its evaluation, of an unmodified model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from piper.frontend.annotations import match_modules
+from piper.frontend.data import Capture, Contribution, LossSpec
+from piper.frontend.example import Example, slice_example
+from piper.frontend.gradients import split_contributions, unused_states
+from piper.frontend.joint import CleanGraph, clean_graph, sweep
+from piper.frontend.loss import make_sum
+from piper.frontend.refuse import refuse_hooks, refuse_ops
+from piper.frontend.tags import find_sites, tag_ops
+from piper.frontend.trace import trace_joint
+
+__all__ = ["capture", "capture_eval"]
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+def capture(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    *,
+    annotations: Mapping[str, str],
+    microbatches: int,
+    data_shards: int,
+    dims: Mapping[str, int | None] | None = None,
+) -> Capture:
+    """Capture forward, loss and backward of ``loss_fn(model, batch)`` at one microbatch of one
+    rank.
+
+    ``batch`` is an example with all data shards and microbatches along the batch dim; only its
+    shapes and dtypes are used (and leaves that are not tensors, as constants). ``dims`` gives the
+    batch dim of inputs by name, None for a replicated one; the default is 0. ``annotations`` maps
+    module path globs to tags. The model may be on any device, meta included, and is not touched;
+    its modules' training flags are taken as they are.
+
+    Raises CaptureError, with names and source lines, for whatever the program could not do as the
+    model does: hooks, graph breaks, Python or buffer state changed by the forward, random ops,
+    losses that are not one sum or mean, parameters under no annotation, and trainable parameters
+    without a gradient.
+    """
+    modules = _check(model, annotations)
+    example = slice_example(batch, microbatches=microbatches, data_shards=data_shards, dims=dims)
+    joint = trace_joint(model, loss_fn, example)
+    clean = clean_graph(joint, example.inputs, backward=True)
+    return _finish("train", clean, example, modules, microbatches, data_shards)
+
+
+def capture_eval(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    *,
+    annotations: Mapping[str, str],
+    microbatches: int,
+    data_shards: int,
+    dims: Mapping[str, int | None] | None = None,
+) -> Capture:
+    """Capture forward and loss as after ``model.eval()``: as ``capture``, without tangent and
+    gradients.
+    """
+    modules = _check(model, annotations)
+    example = slice_example(batch, microbatches=microbatches, data_shards=data_shards, dims=dims)
+    joint = trace_joint(model, loss_fn, example, training=False)
+    clean = clean_graph(joint, example.inputs, backward=False)
+    return _finish("eval", clean, example, modules, microbatches, data_shards)
+
+
+def _check(model: nn.Module, annotations: Mapping[str, str]) -> dict[str, str]:
+    """Refuse what can be refused before tracing; return the tag of each annotated module."""
+    refuse_hooks(model)
+    return match_modules(model, annotations)
+
+
+def _finish(
+    name: str,
+    clean: CleanGraph,
+    example: Example,
+    modules: Mapping[str, str],
+    microbatches: int,
+    data_shards: int,
+) -> Capture:
+    """Apply the loss contract, check, tag, split gradients, and freeze the result."""
+    graph = clean.graph
+    count = make_sum(clean)
+    _set_output(clean, count, [node for nodes in clean.gradients.values() for node in nodes])
+    sweep(graph)
+    sites = find_sites(graph)
+    refuse_ops(sites, sites.__getitem__)
+    tagging = tag_ops(graph, states=clean.states, modules=modules, count=count)
+    contributions: tuple[Contribution, ...] = ()
+    tags = dict(tagging.tags)
+    if clean.tangent is not None:
+        contributions, added = split_contributions(
+            graph, states=clean.states, gradients=clean.gradients, tagging=tagging
+        )
+        tags.update(added)
+    _set_output(clean, count, [part.node for part in contributions])
+    sweep(graph)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            site = sites.get(node) or sites[node.all_input_nodes[0]]
+            node.meta = {"val": node.meta["val"], "tag": tags[node], "site": site}
+    graph.lint()
+    return Capture(
+        name=name,
+        graph=graph,
+        inputs=example.inputs,
+        states=clean.states,
+        losses=(LossSpec("loss", clean.loss, count, 1.0, clean.tangent),),
+        gradients=contributions,
+        chunks=tagging.chunks,
+        unused=unused_states(graph, clean.states),
+        microbatches=microbatches,
+        data_shards=data_shards,
+    )
+
+
+def _set_output(clean: CleanGraph, count: fx.Node | None, gradients: list[fx.Node]) -> None:
+    """Replace the output by ``((loss,), (count,), (gradient, ...))``."""
+    clean.graph.erase_node(clean.graph.output_node())
+    clean.graph.output(((clean.loss,), () if count is None else (count,), tuple(gradients)))

@@ -1,0 +1,150 @@
+"""Tracing a model with its loss into one joint forward and backward graph of ATen ops."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.fx.traceback as fx_traceback
+from torch import Tensor, fx, nn
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from piper.frontend.data import CaptureError
+from piper.frontend.example import Example
+from piper.frontend.fake import fake_inputs, fake_model
+from piper.frontend.refuse import state_change
+from piper.frontend.sites import site_of_frames, site_of_text
+
+__all__ = ["Joint", "trace_joint"]
+
+# How dynamo reports an exception of the user's code.
+_RAISED = re.compile(
+    r"Observed exception.*Developer debug context: raised exception ([^\n]*)", re.DOTALL
+)
+_SIDE_EFFECT = "certain side effects happened in the model.forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A traced joint graph and the fake model it was traced from.
+
+    ``graph`` is as AOTAutograd made it: placeholders and outputs carry descriptors, nodes their
+    provenance. ``fqns`` maps the graph's own name of a parameter or buffer to the tensor of the
+    fake model.
+    """
+
+    graph: fx.GraphModule
+    model: nn.Module
+    tensors: dict[str, Tensor]
+
+
+class _Step(nn.Module):
+    """``loss_fn(model, batch)`` as a module of tensors."""
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[..., Any], rebuild: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        self.rebuild = rebuild
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        loss = self.loss_fn(self.model, self.rebuild(tensors))
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"loss_fn expected to return a tensor, got {type(loss).__name__}")
+        if loss.dim() != 0:
+            raise TypeError(f"loss_fn expected to return a scalar, got shape {tuple(loss.shape)}")
+        return loss
+
+
+def trace_joint(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    example: Example,
+    *,
+    training: bool | None = None,
+) -> Joint:
+    """Trace forward, loss and backward with fake tensors on CPU at the example's shapes.
+
+    ``training`` sets the mode of the traced copy; None keeps each module's own. Raises CaptureError
+    for a graph break, Python state changed by the forward, and errors in the user's code, each with
+    its source line.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    twin = fake_model(mode, model)
+    if training is not None:
+        twin.train(training)
+    inputs = fake_inputs(mode, example.inputs)
+    step = _Step(twin, loss_fn, example.rebuild)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fx_traceback.preserve_node_meta())
+        stack.enter_context(_dynamo_settings())
+        with _explained(), _refuse_side_effects(twin):
+            traced = dynamo_graph_capture_for_export(step)(*inputs)
+        with _explained():
+            joint = aot_export_joint_with_descriptors(stack, traced, inputs)
+    tensors = dict(traced.named_parameters(remove_duplicate=False))
+    tensors.update(traced.named_buffers(remove_duplicate=False))
+    return Joint(joint.graph_module, twin, tensors)
+
+
+@contextlib.contextmanager
+def _dynamo_settings() -> Iterator[None]:
+    """Let dynamo skip logging calls; transformers adds cached methods of its own to
+    ``logging.Logger``.
+    """
+    names = ("warning_once", "info_once", "warning_advice")
+    ignored = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
+    with torch._dynamo.config.patch(ignore_logging_functions=ignored):
+        yield
+
+
+@contextlib.contextmanager
+def _refuse_side_effects(model: nn.Module) -> Iterator[None]:
+    """Turn dynamo's warning about Python state changed by the forward into an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        text = str(warning.message)
+        changed = state_change(model, text) if _SIDE_EFFECT in text else None
+        if changed:
+            raise CaptureError(f"forward changes Python state that a program would lose: {changed}")
+        if _SIDE_EFFECT not in text:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Re-raise an error of the tracer as a CaptureError with the user's source line."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        site = site_of_frames(getattr(error, "real_stack", None)) or site_of_text(str(error))
+        place = f"{site}: " if site else ""
+        raise CaptureError(f"{place}cannot capture: {_headline(error)}") from error
+
+
+def _headline(error: Exception) -> str:
+    """Return the part of a tracer's message that a user can act on."""
+    text = str(getattr(error, "msg", None) or error)
+    raised = _RAISED.search(text)
+    if raised is not None:
+        return f"the traced code raised {raised[1]}"
+    for footer in ("\n\nfrom user code", "\n\n  Developer debug context", "\n\nWhile executing"):
+        text = text.split(footer)[0]
+    return text.strip()
