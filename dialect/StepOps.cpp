@@ -51,6 +51,14 @@ LogicalResult StepOp::verify() {
   return success();
 }
 
+int64_t StepOp::getHome(int64_t stage, int64_t microbatch) {
+  if (!getHomes())
+    return 0;
+  ArrayAttr rows = *getHomes();
+  Attribute row = rows[rows.size() == 1 ? 0 : microbatch];
+  return cast<DenseI64ArrayAttr>(row)[stage];
+}
+
 //===----------------------------------------------------------------------===//
 // Kernel
 //===----------------------------------------------------------------------===//

@@ -41,18 +41,21 @@ def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator,
   }];
   let arguments = (ins SymbolNameAttr:$sym_name, Piper_PhaseAttr:$phase,
                        FlatSymbolRefAttr:$mesh, StrArrayAttr:$inputs,
-                       DenseI64ArrayAttr:$dims, OptionalAttr<StrArrayAttr>:$axes,
+                       DenseI64ArrayAttr:$dims, OptionalAttr<Piper_Index>:$batch,
+                       OptionalAttr<StrArrayAttr>:$axes,
                        OptionalAttr<Piper_Index>:$microbatches,
                        OptionalAttr<FlatSymbolRefAttr>:$order,
                        OptionalAttr<TypedArrayAttrBase<DenseI64ArrayAttr, "rows">>:$homes);
   let assemblyFormat = [{
     $sym_name `phase` `=` $phase `mesh` `=` $mesh `inputs` $inputs `dims` $dims
-    (`axes` $axes^)? (`microbatches` `=` $microbatches^)? (`order` `=` $order^)?
+    (`batch` `=` $batch^)? (`axes` $axes^)? (`microbatches` `=` $microbatches^)? (`order` `=` $order^)?
     (`homes` $homes^)? custom<ArgumentsAndBody>($body) attr-dict
   }];
   let hasVerifier = 1;
   let extraClassDeclaration = [{
     ::mlir::Block &getBlock() { return getBody().front(); }
+    /// The coordinate of a stage for a microbatch; 0 where nothing is placed.
+    int64_t getHome(int64_t stage, int64_t microbatch);
   }];
 }
 

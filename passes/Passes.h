@@ -15,6 +15,13 @@ namespace piper {
 #define GEN_PASS_REGISTRATION
 #include "passes/Passes.h.inc"
 
+/// Directives become facts on the small L2 module.
+void buildRecordPipeline(mlir::OpPassManager &passes);
+/// Facts become the ordered cluster.
+void buildMaterializePipeline(mlir::OpPassManager &passes);
+/// The ordered cluster becomes programs.
+void buildLowerPipeline(mlir::OpPassManager &passes);
+
 /// Registers Piper's passes and those of MLIR's own that are of use on its IR.
 void registerAllPasses();
 

@@ -1,11 +1,166 @@
+//===- Passes.td - The passes, in the order in which they run ---------------===//
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
 #ifndef PIPER_PASSES_PASSES
 #define PIPER_PASSES_PASSES
 
 include "mlir/Pass/PassBase.td"
 
-def VerifyPass : Pass<"piper-verify", "::mlir::ModuleOp"> {
-  let summary = "Check what must hold in the phase that the module is in.";
+class Piper_Pass<string flag> : Pass<flag, "::mlir::ModuleOp"> {
   let dependentDialects = ["::piper::PiperDialect"];
+}
+
+//===----------------------------------------------------------------------===//
+// L1 to L2
+//===----------------------------------------------------------------------===//
+
+def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
+  let summary = "Turn a captured step into runs of chunks that launch kernels";
+  let description = [{
+    *Before*: a step of phase `captured`, every op tagged. *After*: the step is of
+    phase `outlined`; each (chunk, pass) is a `piper.chunk` that launches one
+    kernel; equal kernels are one. Views are rebuilt where they are used, so that
+    a chunk passes on what owns memory. Ops of pass P become one chunk per
+    connected piece. *Fails* if chunks wait for each other in a cycle.
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// Directives: record
+//===----------------------------------------------------------------------===//
+
+def AnnotatePass : Piper_Pass<"piper-annotate"> {
+  let summary = "Check that every tag of an annotate directive names a chunk";
+  let description = [{
+    Annotations act at capture. *Fails* for a tag without a chunk: a directive
+    without effect is a mistake.
+  }];
+}
+
+def SplitPass : Piper_Pass<"piper-split"> {
+  let summary = "Record the number of microbatches on the step";
+  let description = [{
+    *After*: `microbatches` is set on every step, 1 without a directive. *Fails* if
+    the directive disagrees with the captured inputs or shapes.
+  }];
+}
+
+def PlacePass : Piper_Pass<"piper-place"> {
+  let summary = "Record the stage of chunks and the homes of stages";
+  let description = [{
+    Chunks are cut into stages in the order of the step, by FLOPs (the heaviest
+    stage is as light as can be) or by the sizes given. *After*: chunks have a
+    `stage`, steps have `homes`. *Fails* if there are fewer chunks than stages, or
+    sizes do not add up: no chunk is lost.
+  }];
+}
+
+def ReplicatePass : Piper_Pass<"piper-replicate"> {
+  let summary = "Record the data axes on the step and on states";
+  let description = [{
+    *Fails* for an unknown axis, for an axis that no directive uses, and for ZeRO
+    stages and policies that are not implemented.
+  }];
+}
+
+def UpdatePass : Piper_Pass<"piper-update"> {
+  let summary = "Record the optimizer and clipping on states";
+  let description = [{
+    *Fails* if the selector selects no trainable state.
+  }];
+}
+
+def OrderPass : Piper_Pass<"piper-order"> {
+  let summary = "Record the schedule on the step";
+  let description = [{
+    *Fails* if the schedule is about another number of microbatches, stages or
+    coordinates, and if there are several coordinates and no schedule.
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// L2 to L3: materialize
+//===----------------------------------------------------------------------===//
+
+def AssignKindsPass : Piper_Pass<"piper-assign-kinds"> {
+  let summary = "Say what ranks along manual axes hold of each value";
+  let description = [{
+    *Before*: types without layouts. *After*: inputs vary along the data axes,
+    states are replicated, launches mix; losses and counts are relabelled partial.
+  }];
+}
+
+def FormBucketsPass : Piper_Pass<"piper-form-buckets"> {
+  let summary = "Group states, and pass them to chunks as flat operands";
+  let description = [{
+    *Before*: chunks read states and contribute gradients by name. *After*: they
+    take buckets as operands and return packed contributions; the step, of phase
+    `bucketed`, sums these. States share a bucket if the same chunks use them and
+    dtype and facts agree, up to the size of a bucket.
+  }];
+}
+
+def UnrollMicrobatchesPass : Piper_Pass<"piper-unroll-microbatches"> {
+  let summary = "Run every chunk for every microbatch at its home";
+  let description = [{
+    *After*: a cluster of phase `unrolled` beside the step. Values are used where
+    they are needed, also at other coordinates.
+  }];
+}
+
+def InsertTransfersPass : Piper_Pass<"piper-insert-transfers"> {
+  let summary = "Move values to the coordinates that use them";
+  let description = [{
+    *After*: phase `connected`: an op's operands arise at its own coordinate. There
+    is one transfer per value and destination.
+  }];
+}
+
+def InsertReductionsPass : Piper_Pass<"piper-insert-reductions"> {
+  let summary = "Finish partial sums, and update states";
+  let description = [{
+    *After*: phase `reduced`. Counts, losses and gradients are summed over the
+    manual axes and, where several coordinates hold a state, across these in the
+    same call. Optimized states are updated; clipping adds the global norm.
+    *Fails* if a coordinate holds a trained state but makes no gradient of it.
+  }];
+}
+
+def OrderCellsPass : Piper_Pass<"piper-order-cells"> {
+  let summary = "Put the cluster in issue order";
+  let description = [{
+    *After*: phase `ordered`: each coordinate runs the cells of its row; sums of
+    gradients are accumulations. An evaluation runs the forward cells. *Fails* if
+    cells and runs do not match, or rows wait for each other: each stuck coordinate
+    is shown with the cell it stops at and what is missing.
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// L3 to L4, and checks
+//===----------------------------------------------------------------------===//
+
+def LowerProgramsPass : Piper_Pass<"piper-lower-programs"> {
+  let summary = "Project the ordered cluster to one program per coordinate";
+  let description = [{
+    *After*: programs with sends, receives, events and frees, and the
+    communicators they use. The cluster stays, of phase `lowered`.
+  }];
+}
+
+def VerifyPass : Piper_Pass<"piper-verify"> {
+  let summary = "Check what must hold in the phase that the module is in";
+  let description = [{
+    Clusters: operands arise where they are used (from `connected`); every run of a
+    microbatch happens once; every trained state is updated once per holder (from
+    `reduced`). Programs: the messages of a communicator have one order at both
+    ends; nothing is used after it is freed; and no set of instructions waits for
+    each other in a cycle, which would be a deadlock: the cycle is printed.
+  }];
 }
 
 #endif // PIPER_PASSES_PASSES

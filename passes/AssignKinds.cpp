@@ -1,0 +1,128 @@
+//===- AssignKinds.cpp - Say what ranks along manual axes hold of each value
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// Inputs differ along the data axes and states do not; a launch mixes what it
+// is given. A rank's loss and count are its share of the total, hence partial.
+
+#include "passes/Passes.h"
+
+#include "dialect/Layouts.h"
+#include "mlir/IR/Builders.h"
+
+using namespace mlir;
+
+namespace piper {
+
+#define GEN_PASS_DEF_ASSIGNKINDSPASS
+#include "passes/Passes.h.inc"
+
+namespace {
+
+void setKinds(Value value, LayoutAttr layout) {
+  value.setType(withLayout(value.getType(), layout));
+}
+
+/// On each axis replicated if all values are, else varying.
+LayoutAttr mix(ValueRange values, LayoutAttr replicated) {
+  LayoutAttr layout = replicated;
+  for (AxisKindAttr axis : replicated.getAxes())
+    for (Value value : values)
+      if (getKind(value.getType(), axis.getAxis()) != Kind::Replicated)
+        layout = layout.withKind(axis.getAxis(), Kind::Varying);
+  return layout;
+}
+
+/// Assigns kinds within one step and the chunks that it runs.
+class KindAssigner {
+public:
+  KindAssigner(StepOp step, SymbolTable &symbols, MeshOp mesh)
+      : step(step), symbols(symbols),
+        replicated(mesh.getManualLayout(Kind::Replicated)),
+        partial(mesh.getManualLayout(Kind::Partial)) {}
+
+  void run() {
+    for (auto [argument, dim] :
+         llvm::zip(step.getBody().getArguments(), step.getDims()))
+      setKinds(argument, dim >= 0 ? getSplit() : replicated);
+    for (Operation &op : step.getBlock()) {
+      if (auto tangent = dyn_cast<TangentOp>(op))
+        setKinds(tangent.getResult(), replicated);
+      else if (auto run = dyn_cast<RunOp>(op))
+        assignRun(run);
+    }
+  }
+
+private:
+  /// Varying on the data axes.
+  LayoutAttr getSplit() {
+    LayoutAttr layout = replicated;
+    for (auto axis : step.getAxesAttr().getAsRange<StringAttr>())
+      layout = layout.withKind(axis, Kind::Varying);
+    return layout;
+  }
+
+  void assignRun(RunOp run) {
+    auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
+    Block &block = chunk.getBody().front();
+    for (auto [argument, operand] :
+         llvm::zip(block.getArguments(), run.getInputs()))
+      argument.setType(operand.getType());
+    for (Operation &op : block) {
+      if (auto read = dyn_cast<ReadOp>(op))
+        setKinds(read.getResult(), replicated);
+      else if (auto launch = dyn_cast<LaunchOp>(op))
+        for (Value result : launch.getResults())
+          setKinds(result, mix(launch.getInputs(), replicated));
+    }
+    auto returned = cast<ReturnOp>(block.back());
+    for (auto [index, result] : llvm::enumerate(run.getResults()))
+      if (isShareOfTotal(result))
+        relabel(returned, index);
+    for (auto [result, value] :
+         llvm::zip(run.getResults(), returned.getValues()))
+      result.setType(value.getType());
+    chunk.setFunctionType(FunctionType::get(chunk.getContext(),
+                                            block.getArgumentTypes(),
+                                            returned.getValues().getTypes()));
+  }
+
+  /// Whether a value is a loss or a count.
+  static bool isShareOfTotal(Value value) {
+    return llvm::any_of(value.getUses(), [](OpOperand &use) {
+      auto output = dyn_cast<OutputOp>(use.getOwner());
+      return isa<TangentOp>(use.getOwner()) ||
+             (output && output.getValue() == use.get());
+    });
+  }
+
+  void relabel(ReturnOp returned, size_t index) {
+    OpBuilder builder(returned);
+    Value value = returned.getOperand(index);
+    auto share = RelabelOp::create(builder, value.getLoc(),
+                                   withLayout(value.getType(), partial), value);
+    returned.setOperand(index, share);
+  }
+
+  StepOp step;
+  SymbolTable &symbols;
+  LayoutAttr replicated, partial;
+};
+
+class AssignKindsPass : public impl::AssignKindsPassBase<AssignKindsPass> {
+  void runOnOperation() override {
+    MeshOp mesh = findMesh(getOperation());
+    if (!mesh || mesh.getAxesWithRole(AxisRole::Manual).empty())
+      return;
+    SymbolTable symbols(getOperation());
+    for (auto step : getOperation().getOps<StepOp>())
+      if (step.getPhase() == Phase::Outlined)
+        KindAssigner(step, symbols, mesh).run();
+  }
+};
+
+} // namespace
+} // namespace piper

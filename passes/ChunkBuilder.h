@@ -1,0 +1,55 @@
+//===- ChunkBuilder.h - Turn the ops of one chunk into a kernel and a chunk
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef PIPER_PASSES_CHUNKBUILDER_H
+#define PIPER_PASSES_CHUNKBUILDER_H
+
+#include "dialect/Piper.h"
+#include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/SetVector.h"
+#include "llvm/ADT/StringMap.h"
+
+namespace piper {
+
+/// The value that a chain of views looks at: an input, a read, a tangent or the
+/// result of an op that is no view.
+mlir::Value getRoot(mlir::Value value);
+
+/// Kernels by content: equal computations are one kernel.
+class KernelTable {
+public:
+  explicit KernelTable(mlir::ModuleOp module) : module(module) {}
+
+  /// Names `kernel` by its content; if an equal one exists, erases `kernel` and
+  /// returns that one.
+  KernelOp intern(KernelOp kernel);
+
+private:
+  mlir::ModuleOp module;
+  llvm::StringMap<KernelOp> kernels;
+};
+
+/// The ops of one chunk in one pass of the captured step, and what they become.
+struct Outlined {
+  std::string name; // of the chunk, such as "layer.0"
+  Pass pass;
+  llvm::SmallVector<mlir::Operation *> ops; // torch and grad ops, in order
+
+  llvm::SmallVector<mlir::Value> operands; // of the chunk: roots made elsewhere
+  llvm::SmallVector<mlir::Value> results;  // of the chunk: roots used elsewhere
+  ChunkOp chunk;
+};
+
+/// Builds the kernel and the chunk of `outlined`. `results` must be set;
+/// `operands` and `chunk` are filled in. Views of values made elsewhere are
+/// rebuilt inside; results that would alias are copied.
+void buildChunk(Outlined &outlined, mlir::StringRef symbol,
+                KernelTable &kernels, mlir::OpBuilder &builder);
+
+} // namespace piper
+
+#endif // PIPER_PASSES_CHUNKBUILDER_H

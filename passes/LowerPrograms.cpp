@@ -1,0 +1,221 @@
+//===- LowerPrograms.cpp - One program per coordinate, with events and frees
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// A program is the projection of the ordered cluster to one coordinate. A
+// transfer becomes a send at one end and a receive at the other, on a
+// communicator of its direction; what crosses streams is ordered by events;
+// each value is freed after its last use.
+
+#include "passes/Coordinates.h"
+#include "passes/Frees.h"
+#include "passes/Passes.h"
+
+#include "dialect/Layouts.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/IRMapping.h"
+#include "llvm/ADT/TypeSwitch.h"
+
+using namespace mlir;
+
+namespace piper {
+
+#define GEN_PASS_DEF_LOWERPROGRAMSPASS
+#include "passes/Passes.h.inc"
+
+namespace {
+
+std::string joinNumbers(ArrayRef<int64_t> numbers) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  llvm::interleave(numbers, os, ".");
+  return text;
+}
+
+/// Declares communicators by name, each once.
+class Communicators {
+public:
+  explicit Communicators(ModuleOp module)
+      : module(module), builder(module.getContext()) {
+    builder.setInsertionPointToStart(module.getBody());
+    for (Operation &op : *module.getBody())
+      if (isa<MeshOp, StreamOp>(op))
+        builder.setInsertionPointAfter(&op);
+  }
+
+  /// The communicator of messages from one coordinate to another.
+  FlatSymbolRefAttr getMessages(TransferOp transfer) {
+    int64_t from = transfer.getFrom(), to = transfer.getTo();
+    return get("send$" + joinNumbers({from, to}), builder.getArrayAttr({}),
+               {from, to}, transfer.getStreamAttr());
+  }
+
+  FlatSymbolRefAttr getCollective(AllReduceOp op) {
+    std::string name = "reduce";
+    for (auto axis : op.getOver().getAsRange<StringAttr>())
+      name += "." + axis.getValue().str();
+    if (op.getAcross())
+      name += "." + op.getAcross()->str();
+    return get(name + "$" + joinNumbers(*op.getAt()), op.getOver(), *op.getAt(),
+               op.getStreamAttr());
+  }
+
+private:
+  FlatSymbolRefAttr get(const std::string &name, ArrayAttr axes,
+                        ArrayRef<int64_t> coordinates,
+                        FlatSymbolRefAttr stream) {
+    auto symbol = FlatSymbolRefAttr::get(builder.getContext(), name);
+    if (known.insert(symbol).second)
+      CommOp::create(builder, module.getLoc(), symbol.getAttr(), axes,
+                     builder.getDenseI64ArrayAttr(coordinates), stream);
+    return symbol;
+  }
+
+  ModuleOp module;
+  OpBuilder builder;
+  llvm::DenseSet<Attribute> known;
+};
+
+/// Lowers the cluster to the program of one coordinate.
+class ProgramBuilder {
+public:
+  ProgramBuilder(ProgramOp program, Communicators &comms)
+      : at(program.getAt()), comms(comms), builder(program.getContext()),
+        event(EventType::get(program.getContext())), frees(program) {
+    builder.setInsertionPointToStart(&program.getBlock());
+  }
+
+  void add(Operation &op) {
+    llvm::TypeSwitch<Operation *>(&op)
+        .Case<TransferOp>([&](auto transfer) { addTransfer(transfer); })
+        .Case<AllReduceOp>([&](auto reduction) { addReduction(reduction); })
+        .Default([&](Operation *other) {
+          if (getCoordinate(other) == at)
+            addCompute(other);
+        });
+  }
+
+  void finish() { frees.insert(); }
+
+private:
+  void addTransfer(TransferOp transfer) {
+    int64_t from = transfer.getFrom(), to = transfer.getTo();
+    if (from == at) {
+      Value value = mapping.lookup(transfer.getValue());
+      SendOp::create(builder, transfer.getLoc(), event, value,
+                     transfer.getToAttr(), transfer.getMbAttr(),
+                     comms.getMessages(transfer), ready(value));
+      lastRecord = Value();
+    } else if (to == at) {
+      if (!lastRecord)
+        lastRecord = RecordOp::create(builder, transfer.getLoc(), event);
+      auto recv = RecvOp::create(
+          builder, transfer.getLoc(), transfer.getResult().getType(), event,
+          transfer.getFromAttr(), transfer.getMbAttr(),
+          comms.getMessages(transfer), ValueRange(lastRecord));
+      mapping.map(transfer.getResult(), recv.getResult());
+      events[recv.getResult()] = recv.getEvent();
+    }
+  }
+
+  void addReduction(AllReduceOp op) {
+    auto place = llvm::find(*op.getAt(), at);
+    if (place == op.getAt()->end())
+      return;
+    size_t index = place - op.getAt()->begin();
+    Value input = mapping.lookup(op.getInputs()[index]);
+    SmallVector<Type> types = {op.getResultTypes()[index], event};
+    auto lowered = AllReduceOp::create(
+        builder, op.getLoc(), types, input, DenseI64ArrayAttr(),
+        op.getOverAttr(), op.getAcrossAttr(), op.getLabelAttr(), op.getMbAttr(),
+        comms.getCollective(op), ready(input));
+    Value result = lowered.getResults().front();
+    mapping.map(op.getResults()[index], result);
+    events[result] = lowered.getResults().back();
+  }
+
+  /// Clones an instruction of the compute stream, which waits for what other
+  /// streams made unless an earlier instruction already did.
+  void addCompute(Operation *op) {
+    Operation *clone = builder.clone(*op, mapping);
+    clone->removeAttr("at");
+    SmallVector<Value> waits;
+    for (Value operand : clone->getOperands())
+      if (Value event = events.lookup(operand))
+        if (awaited.insert(event).second)
+          waits.push_back(event);
+    if (!waits.empty())
+      llvm::TypeSwitch<Operation *>(clone)
+          .Case<RunOp, SumOp, AccumulateOp, SumsqOp, UpdateOp, TangentOp,
+                OutputOp>([&](auto instruction) {
+            instruction.getAfterMutable().append(waits);
+          });
+    lastRecord = Value();
+  }
+
+  /// The event after which a value may be used by another stream: that of the
+  /// communication that made it, or a record right behind the instruction.
+  Value ready(Value value) {
+    if (Value event = events.lookup(value))
+      return event;
+    Operation *maker = value.getDefiningOp();
+    Value &record = records[maker];
+    if (!record) {
+      OpBuilder::InsertionGuard guard(builder);
+      builder.setInsertionPointAfter(maker);
+      record = RecordOp::create(builder, maker->getLoc(), event);
+    }
+    return record;
+  }
+
+  int64_t at;
+  Communicators &comms;
+  OpBuilder builder;
+  Type event;
+  FreeInserter frees;
+  IRMapping mapping;
+  llvm::DenseMap<Value, Value> events; // of what communication made
+  llvm::DenseSet<Value> awaited;       // by the compute stream
+  llvm::DenseMap<Operation *, Value> records;
+  Value lastRecord; // a record with no compute since
+};
+
+class LowerProgramsPass
+    : public impl::LowerProgramsPassBase<LowerProgramsPass> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    MeshOp mesh = findMesh(module);
+    Communicators comms(module);
+    for (auto cluster : llvm::to_vector(module.getOps<ClusterOp>())) {
+      if (cluster.getPhase() != Phase::Ordered)
+        continue;
+      OpBuilder builder(module.getContext());
+      builder.setInsertionPointToEnd(module.getBody());
+      for (int64_t at = 0; at < mesh.getNumCoordinates(); ++at)
+        lower(cluster, at, mesh, comms, builder);
+      cluster.setPhase(Phase::Lowered);
+    }
+  }
+
+  void lower(ClusterOp cluster, int64_t at, MeshOp mesh, Communicators &comms,
+             OpBuilder &builder) {
+    AxisAttr axis = mesh.getUnrolledAxis();
+    StringRef prefix = axis ? axis.getName().getValue() : "";
+    auto program = ProgramOp::create(
+        builder, cluster.getLoc(),
+        builder.getStringAttr(cluster.getOf() + "$" + prefix + Twine(at)),
+        FlatSymbolRefAttr::get(cluster.getSymNameAttr()),
+        builder.getI64IntegerAttr(at));
+    program.getBody().emplaceBlock();
+    ProgramBuilder lowering(program, comms);
+    for (Operation &op : cluster.getBlock())
+      lowering.add(op);
+    lowering.finish();
+  }
+};
+
+} // namespace
+} // namespace piper

@@ -1,0 +1,298 @@
+//===- OutlineChunks.cpp - From a captured step to chunks and kernels
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// An op's tag says which chunk and pass it belongs to. Ops of pass P, which
+// depend on inputs and buffers alone, are cut into connected pieces, so that a
+// coordinate makes only the masks and tables that its chunks need.
+
+#include "passes/ChunkBuilder.h"
+#include "passes/Passes.h"
+
+#include "mlir/IR/IRMapping.h"
+#include "llvm/ADT/EquivalenceClasses.h"
+
+#include <queue>
+
+using namespace mlir;
+
+namespace piper {
+
+#define GEN_PASS_DEF_OUTLINECHUNKSPASS
+#include "passes/Passes.h.inc"
+
+namespace {
+
+/// Erases torch ops that nothing needs, last first.
+void eraseDeadOps(StepOp step) {
+  for (Operation &op :
+       llvm::make_early_inc_range(llvm::reverse(step.getBlock())))
+    if (isa<TorchOp, ReadOp>(op) && isOpTriviallyDead(&op))
+      op.erase();
+}
+
+TagAttr getTag(Operation *op) {
+  if (auto torch = dyn_cast<TorchOp>(op))
+    return torch.getTagAttr();
+  auto grad = dyn_cast<GradOp>(op);
+  return grad ? grad.getTagAttr() : TagAttr();
+}
+
+/// Outlines one step.
+class StepOutliner {
+public:
+  StepOutliner(StepOp step, KernelTable &kernels)
+      : step(step), kernels(kernels), builder(step) {}
+
+  LogicalResult run() {
+    eraseDeadOps(step);
+    group();
+    findResults();
+    if (failed(sortChunks()))
+      return failure();
+    for (size_t index : order)
+      buildChunk(chunks[index], getSymbol(chunks[index]), kernels, builder);
+    rebuildStep();
+    return linkBackward();
+  }
+
+private:
+  /// Gives every tagged op its chunk.
+  void group() {
+    llvm::EquivalenceClasses<Operation *> pieces = connectPreamble();
+    llvm::MapVector<Attribute, size_t> byTag;
+    llvm::DenseMap<Operation *, size_t> byPiece;
+    for (Operation &op : step.getBlock()) {
+      TagAttr tag = getTag(&op);
+      if (!tag)
+        continue;
+      size_t next = chunks.size();
+      size_t index = tag.getPass() == Pass::P
+                         ? byPiece.try_emplace(pieces.getLeaderValue(&op), next)
+                               .first->second
+                         : byTag.try_emplace(tag, next).first->second;
+      if (index == next)
+        chunks.push_back({tag.getChunk().str(), tag.getPass(), {}, {}, {}, {}});
+      chunks[index].ops.push_back(&op);
+      chunkOf[&op] = index;
+    }
+  }
+
+  /// Joins ops of pass P that use each other's results.
+  llvm::EquivalenceClasses<Operation *> connectPreamble() {
+    llvm::EquivalenceClasses<Operation *> pieces;
+    auto isPreamble = [](Operation *op) {
+      return op && getTag(op) && getTag(op).getPass() == Pass::P;
+    };
+    for (Operation &op : step.getBlock()) {
+      if (!isPreamble(&op))
+        continue;
+      pieces.insert(&op);
+      for (Value operand : op.getOperands())
+        if (isPreamble(operand.getDefiningOp()))
+          pieces.unionSets(&op, operand.getDefiningOp());
+    }
+    return pieces;
+  }
+
+  /// A value that another chunk or the step itself uses is a result of the
+  /// chunk that makes what it looks at.
+  void findResults() {
+    SmallVector<llvm::SetVector<Value>> results(chunks.size());
+    auto use = [&](Value value, std::optional<size_t> user) {
+      Value root = user ? getRoot(value) : value;
+      Operation *maker = root.getDefiningOp();
+      auto found = chunkOf.find(maker);
+      if (found != chunkOf.end() && found->second != user)
+        results[found->second].insert(root);
+    };
+    for (Operation &op : step.getBlock()) {
+      auto user = chunkOf.find(&op);
+      for (Value operand : op.getOperands())
+        use(operand,
+            user == chunkOf.end() ? std::nullopt : std::optional(user->second));
+    }
+    for (auto [chunk, values] : llvm::zip(chunks, results)) {
+      chunk.results = llvm::to_vector(values);
+      llvm::stable_sort(chunk.results, [](Value a, Value b) {
+        Operation *first = a.getDefiningOp(), *second = b.getDefiningOp();
+        if (first != second)
+          return first->isBeforeInBlock(second);
+        return cast<OpResult>(a).getResultNumber() <
+               cast<OpResult>(b).getResultNumber();
+      });
+    }
+  }
+
+  /// Orders chunks by their dependences, the earliest captured first. A chunk
+  /// that both feeds another and waits for it cannot run as one.
+  LogicalResult sortChunks() {
+    SmallVector<llvm::SmallSetVector<size_t, 4>> users(chunks.size());
+    SmallVector<size_t> missing(chunks.size());
+    for (auto [index, chunk] : llvm::enumerate(chunks))
+      for (Operation *op : chunk.ops)
+        for (Value operand : op->getOperands())
+          if (auto maker = chunkOf.find(getRoot(operand).getDefiningOp());
+              maker != chunkOf.end() && maker->second != index)
+            missing[index] += users[maker->second].insert(index);
+    addTangentEdges(users, missing);
+    std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
+    for (size_t index = 0; index < chunks.size(); ++index)
+      if (missing[index] == 0)
+        ready.push(index);
+    while (!ready.empty()) {
+      size_t index = ready.top();
+      ready.pop();
+      order.push_back(index);
+      for (size_t user : users[index])
+        if (--missing[user] == 0)
+          ready.push(user);
+    }
+    return order.size() == chunks.size() ? success() : reportCycle(missing);
+  }
+
+  /// What uses a tangent runs after the count that the tangent divides by.
+  void addTangentEdges(MutableArrayRef<llvm::SmallSetVector<size_t, 4>> users,
+                       MutableArrayRef<size_t> missing) {
+    for (auto tangent : step.getBlock().getOps<TangentOp>()) {
+      if (!tangent.getCount())
+        continue;
+      auto maker = chunkOf.find(tangent.getCount().getDefiningOp());
+      if (maker == chunkOf.end())
+        continue;
+      for (Operation *user : tangent.getResult().getUsers())
+        if (auto found = chunkOf.find(user); found != chunkOf.end())
+          missing[found->second] += users[maker->second].insert(found->second);
+    }
+  }
+
+  LogicalResult reportCycle(ArrayRef<size_t> missing) {
+    for (auto [index, chunk] : llvm::enumerate(chunks)) {
+      if (missing[index] == 0)
+        continue;
+      for (Operation *op : chunk.ops)
+        for (Value operand : op->getOperands()) {
+          Operation *maker = getRoot(operand).getDefiningOp();
+          auto found = chunkOf.find(maker);
+          if (found == chunkOf.end() || found->second == index ||
+              missing[found->second] == 0)
+            continue;
+          InFlightDiagnostic error = op->emitError("chunk '")
+                                     << chunk.name << "' is not convex: pass "
+                                     << stringifyPass(chunk.pass)
+                                     << " needs a value of chunk '"
+                                     << chunks[found->second].name
+                                     << "', which in turn needs this chunk; "
+                                        "annotate them as one";
+          error.attachNote(maker->getLoc()) << "the value is made here";
+          return failure();
+        }
+    }
+    llvm_unreachable("chunks wait for each other in a cycle");
+  }
+
+  /// `layer.0$F`; a preamble is named by its kernel and inputs when built, so
+  /// here by its place.
+  std::string getSymbol(const Outlined &outlined) {
+    std::string symbol =
+        outlined.name + "$" + stringifyPass(outlined.pass).str();
+    if (outlined.pass == Pass::P)
+      symbol += std::to_string(numPreambles++);
+    if (step.getSymName() != "train")
+      symbol += "." + step.getSymName().str();
+    return symbol;
+  }
+
+  /// Replaces the body by runs of the chunks.
+  void rebuildStep() {
+    OpBuilder body(step.getContext());
+    Block &block = step.getBlock();
+    body.setInsertionPointToEnd(&block);
+    IRMapping mapping;
+    auto lookup = [&](Value value) { return mapping.lookupOrDefault(value); };
+    llvm::DenseSet<Operation *> done;
+    auto emitTangents = [&](Value value) {
+      auto tangent = value.getDefiningOp<TangentOp>();
+      if (tangent && done.insert(tangent).second)
+        body.clone(*tangent, mapping);
+    };
+    Operation *last = &block.back();
+    for (size_t index : order) {
+      Outlined &outlined = chunks[index];
+      for (Value operand : outlined.operands)
+        emitTangents(operand);
+      SmallVector<Value> inputs =
+          llvm::map_to_vector(outlined.operands, lookup);
+      auto type = cast<FunctionType>(outlined.chunk.getFunctionType());
+      auto run =
+          RunOp::create(body, outlined.chunk.getLoc(), type.getResults(),
+                        FlatSymbolRefAttr::get(outlined.chunk.getSymNameAttr()),
+                        inputs, IntegerAttr(), IntegerAttr(), ValueRange());
+      mapping.map(outlined.results, run.getResults());
+    }
+    for (auto output : llvm::make_early_inc_range(block.getOps<OutputOp>())) {
+      if (output->isBeforeInBlock(last) || output == last) {
+        if (output.getScale())
+          emitTangents(output.getScale());
+        body.clone(*output, mapping);
+      }
+    }
+    SmallVector<Operation *> old;
+    for (Operation &op : block) {
+      old.push_back(&op);
+      if (&op == last)
+        break;
+    }
+    for (Operation *op : llvm::reverse(old))
+      op->erase();
+    step.setPhase(Phase::Outlined);
+  }
+
+  /// Names the forward chunk of every backward chunk.
+  LogicalResult linkBackward() {
+    llvm::StringMap<ChunkOp> forward;
+    for (Outlined &outlined : chunks)
+      if (outlined.pass == Pass::F)
+        forward[outlined.name] = outlined.chunk;
+    for (Outlined &outlined : chunks) {
+      if (outlined.pass == Pass::F || outlined.pass == Pass::P)
+        continue;
+      ChunkOp of = forward.lookup(outlined.name);
+      if (!of)
+        return outlined.chunk.emitOpError("expected a forward chunk '")
+               << outlined.name << "' for its backward";
+      outlined.chunk.setOfAttr(FlatSymbolRefAttr::get(of.getSymNameAttr()));
+    }
+    return success();
+  }
+
+  StepOp step;
+  KernelTable &kernels;
+  OpBuilder builder;
+  std::vector<Outlined> chunks;
+  llvm::DenseMap<Operation *, size_t> chunkOf;
+  SmallVector<size_t> order;
+  size_t numPreambles = 0;
+};
+
+class OutlineChunksPass
+    : public impl::OutlineChunksPassBase<OutlineChunksPass> {
+  void runOnOperation() override {
+    KernelTable kernels(getOperation());
+    for (auto step :
+         llvm::make_early_inc_range(getOperation().getOps<StepOp>()))
+      if (step.getPhase() == Phase::Captured &&
+          failed(StepOutliner(step, kernels).run()))
+        return signalPassFailure();
+    OpBuilder builder = OpBuilder::atBlockBegin(getOperation().getBody());
+    if (!getOperation().lookupSymbol("compute"))
+      StreamOp::create(builder, getOperation().getLoc(), "compute",
+                       IntegerAttr(), IntegerAttr());
+  }
+};
+
+} // namespace
+} // namespace piper

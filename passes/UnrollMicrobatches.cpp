@@ -1,0 +1,249 @@
+//===- UnrollMicrobatches.cpp - From one microbatch of one rank to the cluster
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// Every chunk of pass F, B, I or W runs once per microbatch, at the home of its
+// stage. What is cheap and made from inputs (pass P) is made again wherever it
+// is used. Counts are summed before the first backward can need them.
+
+#include "passes/Coordinates.h"
+#include "passes/Facts.h"
+#include "passes/Passes.h"
+
+#include "dialect/Layouts.h"
+#include "mlir/IR/Builders.h"
+#include "llvm/ADT/MapVector.h"
+
+using namespace mlir;
+
+namespace piper {
+
+#define GEN_PASS_DEF_UNROLLMICROBATCHESPASS
+#include "passes/Passes.h.inc"
+
+namespace {
+
+using Key =
+    std::tuple<Value, int64_t, int64_t>; // value, microbatch, coordinate
+using Sums = llvm::MapVector<int64_t, SmallVector<Value>>; // by coordinate
+
+class Unroller {
+public:
+  Unroller(StepOp step, SymbolTable &symbols)
+      : step(step), symbols(symbols), builder(step.getContext()),
+        order(first<DoOrderOp>()) {}
+
+  LogicalResult run() {
+    builder.setInsertionPointAfter(step);
+    auto cluster = ClusterOp::create(
+        builder, step.getLoc(),
+        builder.getStringAttr(step.getSymName() + "$cluster"),
+        FlatSymbolRefAttr::get(step.getSymNameAttr()),
+        PhaseAttr::get(builder.getContext(), Phase::Unrolled),
+        step.getMeshAttr(), step.getOrderAttr(), step.getMicrobatchesAttr());
+    builder.setInsertionPointToStart(&cluster.getBody().emplaceBlock());
+    for (auto tangent : step.getBlock().getOps<TangentOp>())
+      makeTangents(tangent);
+    for (int64_t mb = 0; mb < numMicrobatches(); ++mb)
+      for (auto run : step.getBlock().getOps<RunOp>())
+        if (getChunk(run).getPass() != Pass::P)
+          unrollRun(run, mb);
+    for (auto sum : step.getBlock().getOps<SumOp>())
+      collect(sum.getInputs().front(), gradients[sum.getBucketAttr()]);
+    for (auto sum : step.getBlock().getOps<SumOp>())
+      makeSum(sum);
+    for (auto output : step.getBlock().getOps<OutputOp>())
+      makeOutput(output);
+    return recordHolders();
+  }
+
+private:
+  template <typename DirectiveOp> Operation *first() {
+    auto found = findDirectives<DirectiveOp>(step->getParentOfType<ModuleOp>());
+    return found.empty() ? nullptr : found.front().getOperation();
+  }
+
+  int64_t numMicrobatches() { return *step.getMicrobatches(); }
+
+  ChunkOp getChunk(RunOp run) {
+    return symbols.lookup<ChunkOp>(run.getChunk());
+  }
+
+  int64_t getHome(RunOp run, int64_t mb) {
+    return step.getHome(getChunk(run).getStage().value_or(0), mb);
+  }
+
+  IntegerAttr index(int64_t value) { return builder.getI64IntegerAttr(value); }
+
+  /// The value of the step for one microbatch, as seen from a coordinate.
+  Value get(Value value, int64_t mb, int64_t at) {
+    Operation *op = value.getDefiningOp();
+    if (auto tangent = dyn_cast_or_null<TangentOp>(op)) {
+      auto &byCoordinate = tangents[tangent];
+      auto here = byCoordinate.find(at);
+      return here != byCoordinate.end() ? here->second
+                                        : byCoordinate.front().second;
+    }
+    auto run = dyn_cast_or_null<RunOp>(op);
+    if (run && getChunk(run).getPass() != Pass::P)
+      return made.lookup(Key(value, mb, -1));
+    if (isa_and_nonnull<ReadOp>(op))
+      mb = -1; // the same for all microbatches
+    if (Value known = made.lookup(Key(value, mb, at)))
+      return known;
+    if (run) {
+      runAt(run, mb, at, at);
+    } else if (auto read = dyn_cast_or_null<ReadOp>(op)) {
+      made[Key(value, mb, at)] =
+          ReadOp::create(builder, read.getLoc(), value.getType(),
+                         read.getSymbolAttr(), read.getSlotAttr(), index(at));
+      holders[symbols.lookup<BucketOp>(read.getSymbol())].insert(at);
+    } else {
+      auto argument = cast<BlockArgument>(value);
+      auto name = cast<StringAttr>(step.getInputs()[argument.getArgNumber()]);
+      made[Key(value, mb, at)] =
+          InputOp::create(builder, argument.getLoc(), value.getType(), name,
+                          index(mb), index(at));
+    }
+    return made.lookup(Key(value, mb, at));
+  }
+
+  /// Creates a run; its results are known under (result, mb, `key`).
+  void runAt(RunOp run, int64_t mb, int64_t at, int64_t key) {
+    SmallVector<Value> inputs;
+    for (Value input : run.getInputs())
+      inputs.push_back(get(input, mb, at));
+    auto placed = RunOp::create(builder, withDirective(run.getLoc(), order),
+                                run.getResultTypes(), run.getChunkAttr(),
+                                inputs, index(mb), index(at), ValueRange());
+    for (auto [result, value] :
+         llvm::zip(run.getResults(), placed.getResults()))
+      made[Key(result, mb, key)] = value;
+  }
+
+  void unrollRun(RunOp run, int64_t mb) {
+    runAt(run, mb, getHome(run, mb), -1);
+  }
+
+  /// The coordinate at which a tangent is first needed for a microbatch.
+  int64_t getTangentHome(TangentOp tangent, int64_t mb) {
+    for (Operation *user : tangent.getResult().getUsers())
+      if (auto run = dyn_cast<RunOp>(user))
+        return getHome(run, mb);
+    for (Operation *user : tangent.getResult().getUsers())
+      if (auto output = dyn_cast<OutputOp>(user))
+        if (auto run = output.getValue().getDefiningOp<RunOp>())
+          return getHome(run, mb);
+    return 0;
+  }
+
+  /// One tangent per coordinate that needs one; its count is summed over the
+  /// microbatches there, and later over coordinates and ranks.
+  void makeTangents(TangentOp tangent) {
+    Sums counts;
+    for (int64_t mb = 0; mb < numMicrobatches(); ++mb) {
+      int64_t at = getTangentHome(tangent, mb);
+      SmallVector<Value> &values = counts[at];
+      if (tangent.getCount())
+        values.push_back(get(tangent.getCount(), mb, at));
+    }
+    for (auto &[at, values] : counts) {
+      Value count;
+      if (!values.empty())
+        count =
+            SumOp::create(builder, tangent.getLoc(), values.front().getType(),
+                          FlatSymbolRefAttr(), values, index(at), ValueRange());
+      tangents[tangent].insert(
+          {at, TangentOp::create(
+                   builder, tangent.getLoc(), tangent.getResult().getType(),
+                   tangent.getLossAttr(), count, getCoefficient(tangent),
+                   IntegerAttr(), index(at), ValueRange())});
+    }
+  }
+
+  /// A count that is known now becomes part of the coefficient.
+  FloatAttr getCoefficient(TangentOp tangent) {
+    double coefficient = tangent.getCoeff().convertToDouble();
+    if (std::optional<uint64_t> examples = tangent.getExamples()) {
+      MeshOp mesh = findMesh(step);
+      coefficient /= double(*examples) * numMicrobatches() *
+                     product(mesh, step.getAxesAttr());
+    }
+    return builder.getF64FloatAttr(coefficient);
+  }
+
+  /// Adds the value of every microbatch to the sums of its coordinate.
+  void collect(Value value, Sums &sums) {
+    auto run = value.getDefiningOp<RunOp>();
+    for (int64_t mb = 0; mb < numMicrobatches(); ++mb)
+      sums[getHome(run, mb)].push_back(get(value, mb, getHome(run, mb)));
+  }
+
+  /// The first sum of a bucket stands for all contributions to it.
+  void makeSum(SumOp sum) {
+    auto found = gradients.find(sum.getBucketAttr());
+    if (found == gradients.end())
+      return;
+    for (auto &[at, values] : found->second)
+      SumOp::create(builder, sum.getLoc(), sum.getResult().getType(),
+                    sum.getBucketAttr(), values, index(at), ValueRange());
+    gradients.erase(found);
+  }
+
+  void makeOutput(OutputOp output) {
+    Sums sums;
+    collect(output.getValue(), sums);
+    for (auto &[at, values] : sums) {
+      Value sum =
+          SumOp::create(builder, output.getLoc(), values.front().getType(),
+                        FlatSymbolRefAttr(), values, index(at), ValueRange());
+      OutputOp::create(builder, output.getLoc(), output.getNameAttr(), sum,
+                       get(output.getScale(), 0, at), index(at), ValueRange());
+    }
+  }
+
+  /// Writes on every state where it is used, and checks that a trained state
+  /// gets a gradient at each of these places.
+  LogicalResult recordHolders() {
+    for (auto &[bucket, coordinates] : holders) {
+      SmallVector<int64_t> sorted = llvm::to_vector(coordinates);
+      llvm::sort(sorted);
+      for (auto member : bucket.getMembers().getAsRange<FlatSymbolRefAttr>()) {
+        auto state = symbols.lookup<StateOp>(member.getValue());
+        llvm::SmallSetVector<int64_t, 4> all(sorted.begin(), sorted.end());
+        if (state.getHolders())
+          all.insert_range(*state.getHolders());
+        SmallVector<int64_t> merged = llvm::to_vector(all);
+        llvm::sort(merged);
+        state.setHolders(merged);
+      }
+    }
+    return success();
+  }
+
+  StepOp step;
+  SymbolTable &symbols;
+  OpBuilder builder;
+  Operation *order;
+  llvm::DenseMap<Key, Value> made;
+  llvm::DenseMap<Operation *, llvm::MapVector<int64_t, Value>> tangents;
+  llvm::MapVector<Attribute, Sums> gradients;
+  llvm::MapVector<BucketOp, llvm::SmallSetVector<int64_t, 4>> holders;
+};
+
+class UnrollMicrobatchesPass
+    : public impl::UnrollMicrobatchesPassBase<UnrollMicrobatchesPass> {
+  void runOnOperation() override {
+    SymbolTable symbols(getOperation());
+    for (auto step : llvm::to_vector(getOperation().getOps<StepOp>()))
+      if (step.getPhase() == Phase::Bucketed &&
+          failed(Unroller(step, symbols).run()))
+        return signalPassFailure();
+  }
+};
+
+} // namespace
+} // namespace piper
