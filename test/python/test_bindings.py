@@ -8,14 +8,10 @@ def test_op_is_built_with_visible_attributes() -> None:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            op = piper.PlaceholderOp(
-                ir.Type.parse("!piper.event"),
-                axis=ir.Attribute.parse('#piper.axis<"pp" = 2>'),
-                role=ir.Attribute.parse("#piper<axis_role auto>"),
-                count=3,
-            )
+            stream = piper.StreamOp(sym_name="pp", priority=1)
         assert module.operation.verify()
-        assert sorted(op.operation.attributes) == ["axis", "count", "role"]
+        assert sorted(stream.operation.attributes) == ["priority", "sym_name"]
+        assert str(stream) == "piper.stream @pp priority = 1"
 
 
 def test_passes_are_registered() -> None:
