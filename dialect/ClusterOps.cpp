@@ -156,11 +156,13 @@ LogicalResult AllToAllOp::verify() {
 }
 
 LogicalResult PermuteOp::verify() {
-  return failure(failed(verifyTakesPart(*this)) ||
-                 failed(verifySameShape(*this)) ||
-                 getInputs().getTypes() !=
-                     TypeRange(ValueRange(
-                         cast<CollectiveOpInterface>(**this).getTensors())));
+  if (failed(verifyTakesPart(*this)))
+    return failure();
+  for (auto [input, result] : llvm::zip(getInputs(), getTensors()))
+    if (input.getType() != result.getType())
+      return emitOpError("expected the type to stay, got ")
+             << input.getType() << " and " << result.getType();
+  return success();
 }
 
 LogicalResult BroadcastOp::verify() {

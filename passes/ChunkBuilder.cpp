@@ -207,7 +207,8 @@ static KernelOp buildKernel(Outlined &outlined, ArrayRef<Value> results,
                             OpBuilder &builder) {
   OpBuilder::InsertionGuard guard(builder);
   Location loc = sourceLine(outlined.ops.front()->getLoc());
-  auto kernel = KernelOp::create(builder, loc, "", FunctionType(), CostAttr());
+  auto kernel = KernelOp::create(builder, loc, "",
+                                 builder.getFunctionType({}, {}), CostAttr());
   KernelBody body(outlined, builder);
   body.block = &kernel.getBody().emplaceBlock();
   builder.setInsertionPointToStart(body.block);
@@ -237,9 +238,10 @@ void buildChunk(Outlined &outlined, StringRef symbol, KernelTable &kernels,
 
   OpBuilder::InsertionGuard guard(builder);
   Location loc = outlined.ops.front()->getLoc();
-  auto chunk = ChunkOp::create(
-      builder, loc, symbol, FunctionType(), outlined.pass, FlatSymbolRefAttr(),
-      DenseI64ArrayAttr(), DenseI64ArrayAttr(), IntegerAttr());
+  auto chunk =
+      ChunkOp::create(builder, loc, symbol, builder.getFunctionType({}, {}),
+                      outlined.pass, FlatSymbolRefAttr(), DenseI64ArrayAttr(),
+                      DenseI64ArrayAttr(), IntegerAttr());
   Block *block = &chunk.getBody().emplaceBlock();
   builder.setInsertionPointToStart(block);
   SmallVector<Value> inputs;

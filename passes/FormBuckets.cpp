@@ -16,6 +16,7 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 #include "llvm/ADT/MapVector.h"
+#include "llvm/ADT/SetVector.h"
 
 using namespace mlir;
 
@@ -30,8 +31,9 @@ constexpr int64_t defaultBucketBytes = 25'000'000;
 
 /// What states must share to share a bucket.
 struct Users {
-  llvm::SmallVector<Operation *> readers, writers; // chunks, in module order
-  Attribute facts;                                 // dtype, kind, directives
+  llvm::SmallSetVector<StringRef, 4> readers; // chunks of any pass, by name
+  llvm::SmallVector<Operation *> writers;     // chunks, in module order
+  Attribute facts;                            // dtype, kind, directives
   bool operator==(const Users &other) const {
     return readers == other.readers && writers == other.writers &&
            facts == other.facts;
@@ -60,7 +62,8 @@ private:
     for (auto chunk : module.getOps<ChunkOp>())
       for (Operation &op : chunk.getBody().front()) {
         if (auto read = dyn_cast<ReadOp>(op))
-          addOnce(users[symbols.lookup(read.getSymbol())].readers, chunk);
+          users[symbols.lookup(read.getSymbol())].readers.insert(
+              chunk.getSymName().split('$').first);
         if (auto grad = dyn_cast<GradOp>(op)) {
           Users &of = users[symbols.lookup(grad.getState())];
           if (llvm::is_contained(of.writers, chunk))
@@ -72,11 +75,6 @@ private:
     for (auto &[op, of] : users)
       of.facts = describe(cast<StateOp>(op));
     return success();
-  }
-
-  static void addOnce(SmallVectorImpl<Operation *> &list, Operation *op) {
-    if (list.empty() || list.back() != op)
-      list.push_back(op);
   }
 
   Attribute describe(StateOp state) {

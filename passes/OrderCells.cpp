@@ -96,7 +96,8 @@ private:
          llvm::enumerate(schedule.getRows().getAsRange<StringAttr>())) {
       std::string reason;
       auto &row = rows.emplace_back();
-      for (const Cell &cell : *parseCells(text, reason)) {
+      SmallVector<Cell> parsed = *parseCells(text, reason);
+      for (const Cell &cell : parsed) {
         if (!trains && cell.pass != Pass::F)
           continue; // an evaluation takes the forward cells of the table
         if (failed(checkCell(schedule, cell, at)))
