@@ -142,18 +142,18 @@ piper.kernel @unpermute_bwd$3e11(%dy: !x, %bk: !row, %ix: !ix, %gt: !gt) -> (!ro
   %1, %2 = torch "piper.moe_unpermute_backward.default"(%0, %bk, %gt, %ix) facts <pure> : (!m, !row, !gt, !ix) -> (!row, !gt)
   return %1, %2 : !row, !gt
 }
-piper.kernel @grouped_I$c5c5(%dout: !q16, %h: !q32, %c: !cnt, %w1: !w1, %w2: !w2) -> (!q16, !q32) {
+piper.kernel @grouped_I$c5c5(%dz: !q16, %h: !q32, %c: !cnt, %w1: !w1, %w2: !w2) -> (!q16, !q32) {
   %0 = torch "aten.transpose.int"(%w2, 1, 2) facts <view> : (!w2) -> !w1
-  %1 = torch "piper.moe_grouped_mm.default"(%dout, %0, %c) facts <pure> : (!q16, !w1, !cnt) -> !q32
+  %1 = torch "piper.moe_grouped_mm.default"(%dz, %0, %c) facts <pure> : (!q16, !w1, !cnt) -> !q32
   %2 = torch "aten.silu_backward.default"(%1, %h) facts <pure> : (!q32, !q32) -> !q32
   %3 = torch "aten.transpose.int"(%w1, 1, 2) facts <view> : (!w1) -> !w2
   %4 = torch "piper.moe_grouped_mm.default"(%2, %3, %c) facts <pure> : (!q32, !w2, !cnt) -> !q16
   return %4, %2 : !q16, !q32
 }
-piper.kernel @grouped_W$9920(%dout: !q16, %in: !q16, %h: !q32, %da: !q32, %c: !cnt) -> (!w1, !w2) {
+piper.kernel @grouped_W$9920(%dz: !q16, %in: !q16, %h: !q32, %da: !q32, %c: !cnt) -> (!w1, !w2) {
   %0 = torch "aten.silu.default"(%h) facts <pure> : (!q32) -> !q32
   %1 = torch "piper.moe_grouped_mm_weight.default"(%in, %da, %c) facts <pure> : (!q16, !q32, !cnt) -> !w1
-  %2 = torch "piper.moe_grouped_mm_weight.default"(%0, %dout, %c) facts <pure> : (!q32, !q16, !cnt) -> !w2
+  %2 = torch "piper.moe_grouped_mm_weight.default"(%0, %dz, %c) facts <pure> : (!q32, !q16, !cnt) -> !w2
   return %1, %2 : !w1, !w2
 }
 piper.kernel @topk_bwd$18fa(%dy: !x, %dr: !row, %dgt: !gt, %ix: !ix, %x: !x, %wr: !rt) -> (!x, !rt) {
@@ -216,10 +216,10 @@ piper.chunk @layer.0$B pass = B of @layer.0$F dual [0] -> [0, 1, 2] stage = 0
   %wr = unpack @layers.0.router.weight$b %p : !pR -> !rtR
   %w1, %w2 = unpack @layers.0.experts.w1$b %q : !pX -> !w1X, !w2X
   %dbk, %dgt = launch @unpermute_bwd$3e11(%dy, %bk, %ix, %gt) as "join" on @compute : (!xV, !rowV, !ixV, !gtV) -> (!rowV, !gtV)
-  %dout = all_to_all %dbk dim 0 sizes %hs, %hr over ["ep"] as "combine" on @ep : !rowV -> !inQ
-  %din, %da = launch @grouped_I$c5c5(%dout, %h, %rc, %w1, %w2) as "experts" on @compute : (!inQ, !hidQ, !cntV, !w1X, !w2X) -> (!inQ, !hidQ)
+  %dz = all_to_all %dbk dim 0 sizes %hs, %hr over ["ep"] as "combine" on @ep : !rowV -> !inQ
+  %din, %da = launch @grouped_I$c5c5(%dz, %h, %rc, %w1, %w2) as "experts" on @compute : (!inQ, !hidQ, !cntV, !w1X, !w2X) -> (!inQ, !hidQ)
   %dr = all_to_all %din dim 0 sizes %hr, %hs over ["ep"] as "dispatch" on @ep : !inQ -> !rowV
-  %dw1, %dw2 = launch @grouped_W$9920(%dout, %in, %h, %da, %rc) as "experts_w" on @compute : (!inQ, !inQ, !hidQ, !hidQ, !cntV) -> (!w1V, !w2V)
+  %dw1, %dw2 = launch @grouped_W$9920(%dz, %in, %h, %da, %rc) as "experts_w" on @compute : (!inQ, !inQ, !hidQ, !hidQ, !cntV) -> (!w1V, !w2V)
   %dx, %dwr = launch @topk_bwd$18fa(%dy, %dr, %dgt, %ix, %x, %wr) as "router" on @compute : (!xV, !rowV, !gtV, !ixV, !xV, !rtR) -> (!xV, !rtV)
   %g = pack @layers.0.router.weight$b %dwr : !rtV -> !gP
   %gx = pack @layers.0.experts.w1$b %dw1, %dw2 : !w1V, !w2V -> !gX
@@ -283,16 +283,16 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh order = @ord
   %wr = unpack @layers.0.router.weight$b %p : !pR -> !rtR
   %w1, %w2 = unpack @layers.0.experts.w1$b %q : !pX -> !w1X, !w2X
   %dbk, %dgt = launch @unpermute_bwd$3e11(%dyr_0, %bk_0, %ix_0, %gt_0) as "B.join" on @compute mb 0 at 0 : (!xV, !rowV, !ixV, !gtV) -> (!rowV, !gtV)
-  %dout = all_to_all %dbk at [0] dim 0 sizes %hs_0, %hr_0 over ["ep"] as "B.combine" mb 0 on @ep : !rowV -> !inQ
+  %dz = all_to_all %dbk at [0] dim 0 sizes %hs_0, %hr_0 over ["ep"] as "B.combine" mb 0 on @ep : !rowV -> !inQ
   %rows, %sc, %ix_1, %gt_1 = launch @topk_permute$a1c0(%x_1, %wr) as "F.router" on @compute mb 1 at 0 : (!xV, !rtR) -> (!rowV, !cntV, !ixV, !gtV)
   %rc_1 = all_to_all %sc at [0] dim 0 over ["ep"] as "F.counts" mb 1 on @ep : !cntV -> !cntV
-  %din, %da = launch @grouped_I$c5c5(%dout, %h_0, %rc_0, %w1, %w2) as "B.experts" on @compute mb 0 at 0 : (!inQ, !hidQ, !cntV, !w1X, !w2X) -> (!inQ, !hidQ)
+  %din, %da = launch @grouped_I$c5c5(%dz, %h_0, %rc_0, %w1, %w2) as "B.experts" on @compute mb 0 at 0 : (!inQ, !hidQ, !cntV, !w1X, !w2X) -> (!inQ, !hidQ)
   %hs_1, %hr_1 = host_wait %sc, %rc_1 mb 1 at 0 : !cntV, !cntV -> !piper.sizes, !piper.sizes
   %in_1 = all_to_all %rows at [0] dim 0 sizes %hs_1, %hr_1 over ["ep"] as "F.dispatch" mb 1 on @ep : !rowV -> !inQ // beside B.experts
   %drow = all_to_all %din at [0] dim 0 sizes %hr_0, %hs_0 over ["ep"] as "B.dispatch" mb 0 on @ep : !inQ -> !rowV // beside F.experts
   %out, %h_1 = launch @grouped_silu$77d2(%in_1, %rc_1, %w1, %w2) as "F.experts" on @compute mb 1 at 0 : (!inQ, !cntV, !w1X, !w2X) -> (!inQ, !hidQ)
   %bk_1 = all_to_all %out at [0] dim 0 sizes %hr_1, %hs_1 over ["ep"] as "F.combine" mb 1 on @ep : !inQ -> !rowV // beside B.experts_w, B.router
-  %dw1, %dw2 = launch @grouped_W$9920(%dout, %in_0, %h_0, %da, %rc_0) as "B.experts_w" on @compute mb 0 at 0 : (!inQ, !inQ, !hidQ, !hidQ, !cntV) -> (!w1V, !w2V)
+  %dw1, %dw2 = launch @grouped_W$9920(%dz, %in_0, %h_0, %da, %rc_0) as "B.experts_w" on @compute mb 0 at 0 : (!inQ, !inQ, !hidQ, !hidQ, !cntV) -> (!w1V, !w2V)
   %dx_0, %dwr = launch @topk_bwd$18fa(%dyr_0, %drow, %dgt, %ix_0, %x_0, %wr) as "B.router" on @compute mb 0 at 0 : (!xV, !rowV, !gtV, !ixV, !xV, !rtR) -> (!xV, !rtV)
   %y_1 = launch @unpermute_add$0b9e(%x_1, %bk_1, %ix_1, %gt_1) as "F.join" on @compute mb 1 at 0 : (!xV, !rowV, !ixV, !gtV) -> !xV
   %yr_1 = transfer %y_1 from 0 to 1 mb 1 on @pp : !xV
@@ -323,7 +323,7 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh order = @ord
   %L = sum %l_0, %l_1 at 1 : !sP -> !sP
   %La = all_reduce %L at [1] over ["edp", "ep"] on @dp : !sP -> !sR
   output "loss" %La scale %t at 1 : !sR, !sR
-  %ug = update @layers.0.router.weight$b %GR at 0 optimizer "train:make_adamw" : !GR -> !pR
-  %ux = update @layers.0.experts.w1$b %XR at 0 optimizer "train:make_adamw" : !GV -> !pX
-  %ue = update @embed.weight$b %ER at 0 optimizer "train:make_adamw" : !ER -> !eR
+  %u0 = update @layers.0.router.weight$b %GR at 0 optimizer "train:make_adamw" : !GR -> !pR
+  %u1 = update @layers.0.experts.w1$b %XR at 0 optimizer "train:make_adamw" : !GV -> !pX
+  %u2 = update @embed.weight$b %ER at 0 optimizer "train:make_adamw" : !ER -> !eR
 }
