@@ -1,0 +1,120 @@
+"""Simplified captures: equal numbers, fewer views, and gradients that are no views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from capture_models import (
+    GPT2_TAGS,
+    GPT_TAGS,
+    LLAMA_TAGS,
+    WIDTH,
+    Gpt,
+    gpt2,
+    hf_loss,
+    llama,
+    row_batch,
+    token_batch,
+    token_loss,
+)
+from capture_reference import run_capture
+from piper.frontend import Capture, capture
+from piper.frontend.data import site_of, tag_of
+from piper.frontend.op_facts import effects
+from piper.frontend.simplify import simplify
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, Mapping[str, str]]] = {
+    "gpt": (Gpt, token_loss, GPT_TAGS),
+    "gpt-sdpa-tied": (lambda: Gpt(fused=True, tied=True), token_loss, GPT_TAGS),
+    "hf-gpt2": (gpt2, hf_loss, GPT2_TAGS),
+    "hf-llama": (llama, hf_loss, LLAMA_TAGS),
+}
+
+
+def num_ops(captured: Capture) -> int:
+    return sum(1 for _ in captured.ops())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_bitwise_equal(case: str) -> None:
+    make, loss_fn, tags = CASES[case]
+    torch.manual_seed(0)
+    model = make()
+    batch = token_batch()
+    before = capture(model, loss_fn, batch, annotations=tags, microbatches=2, data_shards=2)
+    after = simplify(before)
+    assert num_ops(after) < num_ops(before)
+    assert after.chunks == before.chunks
+    expected_loss, expected = run_capture(before, model, batch)
+    loss, gradients = run_capture(after, model, batch)
+    assert torch.equal(loss, expected_loss)
+    assert gradients.keys() == expected.keys()
+    assert all(torch.equal(gradients[name], value) for name, value in expected.items())
+    for node in after.ops():
+        assert tag_of(node).chunk
+        assert site_of(node).line
+
+
+def of(forward: Callable[[Tensor, nn.Linear], Tensor]) -> Capture:
+    """Capture the sum of what ``forward`` makes of (4, WIDTH) rows and a linear layer."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(x, self.fc)
+
+    def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = model(batch["x"]).sum()
+        return loss
+
+    return simplify(
+        capture(
+            Model().double(), loss_fn, row_batch(), annotations={}, microbatches=2, data_shards=1
+        )
+    )
+
+
+def targets(captured: Capture, pass_: str = "F") -> list[str]:
+    return [str(node.target) for node in captured.ops() if tag_of(node).pass_ == pass_]
+
+
+def test_weight_gradients_are_no_views() -> None:
+    captured = of(lambda x, fc: fc(x))
+    weight = next(part.node for part in captured.gradients if part.state == "fc.weight")
+    assert weight.target is aten.mm.default
+    assert isinstance(weight.target, OpOverload)
+    assert effects(weight.target) == "pure"
+
+
+def test_inverse_permutations_and_views_are_gone() -> None:
+    captured = of(
+        lambda x, fc: fc(x.view(4, 2, 8).permute(2, 0, 1).permute(1, 2, 0).view(4, WIDTH).t().t())
+    )
+    assert targets(captured) == targets(of(lambda x, fc: fc(x)))
+
+
+def test_identities_are_gone() -> None:
+    captured = of(lambda x, fc: fc(x).mul(fc(x).detach()))
+    assert "aten.detach.default" not in targets(captured)
+
+
+def test_views_of_other_elements_stay() -> None:
+    square = of(lambda x, fc: fc(x)[:, :4].t().contiguous().t())
+    assert targets(square).count("aten.t.default") == 3  # one is of the weight
+    parts = of(lambda x, fc: fc(x)[0:2] + fc(x)[2:4])
+    assert "aten.slice.Tensor" in targets(parts)
+
+
+def test_lazy_conjugation_stays() -> None:
+    captured = of(lambda x, fc: torch.view_as_real(fc(x).to(torch.complex128).conj() * fc(x)))
+    assert "aten._conj.default" in targets(captured)
