@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import overload
 
-from torch.fx import traceback
-
+from piper.frontend import annotate_context
 from piper.strategy.directive import Directive
 
 
@@ -56,7 +55,7 @@ def annotate(tags: str | Mapping[str, str]) -> AbstractContextManager[None] | An
     """
     if isinstance(tags, str):
         _check_tag(tags)
-        return traceback.annotate({"piper_tag": tags})
+        return annotate_context(tags)
     return Annotate(tags)
 
 
