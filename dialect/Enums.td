@@ -19,7 +19,7 @@ class Piper_Enum<string name, string summary, list<I32EnumAttrCase> cases>
 
 class Piper_EnumAttr<EnumAttrInfo enum, string mnemonic>
     : EnumAttr<Piper_Dialect, enum, mnemonic> {
-  let assemblyFormat = "`` $value";
+  let assemblyFormat = "$value";
 }
 
 def Piper_AxisRole : Piper_Enum<"AxisRole", "how a mesh axis is compiled", [
