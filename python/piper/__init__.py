@@ -1,1 +1,31 @@
-"""Piper: a compiler for distributed PyTorch training."""
+"""Piper compiles the training step of a PyTorch model and a strategy into per-rank programs.
+
+    strategy = piper.Strategy(mesh={"pp": 2}, directives=[piper.annotate(...), ...])
+    program = piper.compile(model, loss_fn, strategy, batch)
+    trainer = piper.Trainer(program)
+
+Read first: `compiler` (the flow), `strategy` (what users say), `frontend` (how a step is captured),
+`emit` (what comes out). The passes between are in C++.
+"""
+
+from piper_runtime import Trainer
+
+from piper.compiler import CompileError, compile
+from piper.frontend import CaptureError
+from piper.schedules import Table
+from piper.strategy import Strategy, annotate, order, place, replicate, split, update
+
+__all__ = [
+    "CaptureError",
+    "CompileError",
+    "Strategy",
+    "Table",
+    "Trainer",
+    "annotate",
+    "compile",
+    "order",
+    "place",
+    "replicate",
+    "split",
+    "update",
+]

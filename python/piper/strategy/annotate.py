@@ -9,6 +9,7 @@ from typing import overload
 
 from piper.frontend import annotate_context
 from piper.strategy.directive import Directive
+from piper.strategy.text import attributes
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +35,10 @@ class Annotate(Directive):
             if not isinstance(pattern, str):
                 raise TypeError(f"annotate module path must be a str, got {pattern!r}")
             _check_tag(tag)
+
+    def op(self) -> str:
+        """See `Directive`."""
+        return f"piper.do.annotate {attributes(self.tags)}"
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""

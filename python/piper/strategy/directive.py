@@ -35,6 +35,10 @@ class Directive:
         """What it sets: a description that completes "sets the ..." -> the value."""
         return {}
 
+    def op(self) -> str:
+        """The op of a ``piper.strategy`` that says the same, as text without its location."""
+        raise NotImplementedError
+
     def check_mesh(self, mesh: Mesh) -> None:
         """Raise `error` where the directive does not fit the mesh; its axes are known to exist."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from dataclasses import dataclass
 from types import FrameType
+
+from piper.strategy.text import quoted
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -31,6 +34,13 @@ class SourceLocation:
             return cls("<unknown>", 0, 0)
         line, col = _position(frame)
         return cls(frame.f_code.co_filename, line, col)
+
+    def ir(self) -> str:
+        """As MLIR writes it: ``loc("train.py":9:5)``; a file below the working directory by its
+        path from there.
+        """
+        file = self.file.removeprefix(os.path.join(os.getcwd(), ""))
+        return f"loc({quoted(file)}:{self.line}:{self.col})"
 
     def __str__(self) -> str:
         """As compilers print it: file:line:col."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
+from piper.strategy.text import quoted
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -130,6 +132,11 @@ class Mesh:
                 f"mesh {self} needs {self.num_ranks} ranks, got a world of {world_size}: "
                 f"launch with torchrun --nproc-per-node {self.num_ranks}, or change the mesh"
             )
+
+    def ir(self) -> str:
+        """The op that declares it, as text without its location."""
+        axes = ", ".join(f"{quoted(axis.name)} = {axis.size} {axis.role}" for axis in self.axes)
+        return f"piper.mesh @mesh [{axes}]"
 
     def __str__(self) -> str:
         """As on a command line: pp=2,dp=2."""

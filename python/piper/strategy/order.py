@@ -27,6 +27,10 @@ class Order(Directive):
         elif not isinstance(self.schedule, Table):
             raise TypeError(f"order schedule must be a name or a Table, got {self.schedule!r}")
 
+    def op(self) -> str:
+        """See `Directive`; the table itself is the ``piper.schedule`` of that name."""
+        return "piper.do.order @order"
+
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
         return {"schedule": self.schedule}

@@ -8,6 +8,7 @@ from typing import Literal
 
 from piper.strategy.directive import Directive, check_count
 from piper.strategy.mesh import Mesh
+from piper.strategy.text import quoted
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +60,13 @@ class Place(Directive):
         if isinstance(self.coordinates, str):
             return tuple(range(self.num_stages))
         return tuple(self.coordinates)
+
+    def op(self) -> str:
+        """See `Directive`."""
+        sizes = "" if isinstance(self.stages, int) else f" sizes {list(self.stages)}"
+        placed = "" if self.coordinates == "each" else f" coordinates {list(self.homes)}"
+        axis = quoted(self.axis)
+        return f"piper.do.place <all> stages = {self.num_stages} axis = {axis}{sizes}{placed}"
 
     def axes(self) -> tuple[str, ...]:
         """See `Directive`."""

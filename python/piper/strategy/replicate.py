@@ -10,6 +10,7 @@ import torch
 
 from piper.strategy.directive import Directive, check_count
 from piper.strategy.mesh import Mesh
+from piper.strategy.text import element_name, quoted
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,6 +49,14 @@ class Replicate(Directive):
             raise ValueError(
                 f"replicate reduce_dtype must be a floating-point dtype or None, got {dtype!r}"
             )
+
+    def op(self) -> str:
+        """See `Directive`."""
+        dtype = "" if self.reduce_dtype is None else f" dtype = {element_name(self.reduce_dtype)}"
+        return (
+            f"piper.do.replicate <all> axes = [{quoted(self.axis)}] zero = {self.zero} "
+            f"bucket = {self.bucket_size} reduce = {quoted(self.reduce)}{dtype}"
+        )
 
     def axes(self) -> tuple[str, ...]:
         """See `Directive`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper.strategy.directive import Directive, check_count
+from piper.strategy.text import attributes
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,6 +34,11 @@ class Split(Directive):
                 raise ValueError(
                     f"split dim of input {name!r} must be None or an int of at least 0, got {dim!r}"
                 )
+
+    def op(self) -> str:
+        """See `Directive`; inputs that `dims` leaves out are not in the text."""
+        dims = {name: dim for name, dim in (self.dims or {}).items() if dim is not None}
+        return f"piper.do.split microbatches = {self.microbatches} dims = {attributes(dims)}"
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from piper.schedules import Table
@@ -13,7 +14,9 @@ from piper.strategy.location import SourceLocation
 from piper.strategy.mesh import Axis, Mesh
 from piper.strategy.order import Order
 from piper.strategy.place import Place
+from piper.strategy.replicate import Replicate
 from piper.strategy.split import Split
+from piper.strategy.text import quoted
 from piper.strategy.update import Update
 
 if TYPE_CHECKING:
@@ -89,6 +92,12 @@ class Strategy:
         return len(self.homes)
 
     @property
+    def num_data_shards(self) -> int:
+        """How many parts the batch has: the product of the sizes of all replicate axes."""
+        names = {axis for directive in self.all(Replicate) for axis in directive.axes()}
+        return prod(self.mesh[name].size for name in names)
+
+    @property
     def table(self) -> Table:
         """The schedule without idle cells: row c is for coordinate c; 1F1B where none is given."""
         order = self.first(Order) or Order("1F1B", source=self.source)
@@ -98,6 +107,38 @@ class Strategy:
     def update(self) -> Update | None:
         """The update, or None for steps that only compute gradients."""
         return self.first(Update)
+
+    def ir(self, dims: Mapping[str, int | None] | None = None) -> str:
+        """The strategy as MLIR: mesh, schedule and ``piper.strategy``, with source locations.
+
+        `dims` completes the batch dims that the split leaves to the batch.
+        """
+        lines = [f"  {_resolved(directive, dims).op()} {directive.source.ir()}"
+                 for directive in self.directives]
+        table = self._schedule_ir() if self.first(Order) else []
+        return "\n".join(
+            [
+                f"{self.mesh.ir()} {self.source.ir()}",
+                *table,
+                "piper.strategy @strategy mesh = @mesh {",
+                *lines,
+                f"}} {self.source.ir()}",
+            ]
+        )
+
+    def _schedule_ir(self) -> list[str]:
+        order = self.first(Order)
+        assert order is not None
+        axis = next((axis.name for axis in self.mesh.unrolled), "")
+        rows = ", ".join(quoted(line) for line in self.table.lines())
+        return [
+            f"piper.schedule @order axis = {quoted(axis)} stages = {self.num_stages} "
+            f"microbatches = {self.microbatches} [{rows}] {order.source.ir()}"
+        ]
+
+    def __str__(self) -> str:
+        """The strategy as MLIR."""
+        return self.ir()
 
     def _check_directives(self) -> None:
         for index, directive in enumerate(self.directives):
@@ -145,6 +186,12 @@ class Strategy:
         mesh = {axis.name: axis.size for axis in self.mesh.axes}
         lines = "".join(f"    {directive!r},\n" for directive in self.directives)
         return f"Strategy(mesh={mesh!r}, directives=[\n{lines}])"
+
+
+def _resolved(directive: Directive, dims: Mapping[str, int | None] | None) -> Directive:
+    if dims is None or not isinstance(directive, Split):
+        return directive
+    return replace(directive, dims=dims)
 
 
 def _remedy(axis: Axis) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from piper.strategy.directive import Directive
+from piper.strategy.text import quoted
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -56,6 +57,11 @@ class Update(Directive):
         """A text for the factory, the same in every process: its import path, or else its name."""
         own = getattr(self.factory, "__qualname__", type(self.factory).__qualname__)
         return self.import_path or str(own)
+
+    def op(self) -> str:
+        """See `Directive`."""
+        clip = "" if self.clip is None else f" clip = {float(self.clip)!r}"
+        return f"piper.do.update <all> optimizer = {quoted(self.label)}{clip}"
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""

@@ -1,0 +1,144 @@
+"""``piper.compile``: from a model and a strategy to rank programs, one short step per level."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from piper_runtime import Program
+from torch import Tensor, nn
+
+from piper.emit import emit_kernels, emit_manifest, emit_programs
+from piper.emit.symbols import Symbols
+from piper.frontend import Capture, capture, capture_eval
+from piper.frontend.importer import import_step
+from piper.mlir import ir
+from piper.mlir.passmanager import PassManager
+from piper.strategy import Strategy
+
+__all__ = ["CompileError", "compile"]
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class CompileError(ValueError):
+    """A strategy that does not fit the model; the message gives the source line of each culprit."""
+
+
+def compile(  # noqa: A001 (users write piper.compile)
+    model: nn.Module,
+    loss_fn: LossFunction,
+    strategy: Strategy,
+    batch: Any,
+    *,
+    data_shards: int | None = None,
+) -> Program:
+    """Compile the training and the evaluation step of a model into one program per coordinate.
+
+    Args:
+        model: any module; its parameters may be on meta, their values are not looked at.
+        loss_fn: ``loss_fn(model, batch) -> loss``, a scalar that is a sum or a mean over examples.
+        strategy: the mesh and the directives.
+        batch: an example of what this process feeds to a step: a pytree of tensors. Under torchrun
+            it is one data-parallel shard, else the batch of all ranks.
+        data_shards: how many data-parallel shards `batch` holds; by default as `batch` says.
+
+    Returns a program that a ``Trainer`` runs and ``Program.save`` writes.
+    Raises CaptureError for what cannot be captured and CompileError for a strategy that does not
+    fit, each with the source lines; nothing has run by then.
+    """
+    captures = _capture(model, loss_fn, strategy, batch, data_shards)
+    with ir.Context() as context:
+        context.emit_error_diagnostics = False
+        module = ir.Module.parse(strategy.ir(_batch_dims(captures[0])))
+        for taken in captures:
+            import_step(module, taken)
+        snapshots = {"step": _text(module)}
+        for level in _LEVELS:
+            _run(module, level.pipeline)
+            snapshots[level.name] = _text(module)
+        texts = _emit(module)
+    texts |= {f"ir/{name}.mlir": text for name, text in snapshots.items()}
+    constants = {state.name: state.value for state in captures[0].states if state.value is not None}
+    factory = None if strategy.update is None else strategy.update.factory
+    return Program(texts, constants=constants, model=model, optimizer=factory)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A level of the IR, and the passes that lead to it from the one before."""
+
+    name: str
+    pipeline: str
+
+
+_LEVELS = (
+    _Level("chunks", "piper-outline-chunks"),
+    _Level("cluster", "piper-record,piper-materialize"),
+    _Level("programs", "piper-lower"),
+)
+
+
+def _capture(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    strategy: Strategy,
+    batch: Any,
+    data_shards: int | None,
+) -> list[Capture]:
+    """Capture both entry points at the shape of one microbatch of one rank."""
+    every = strategy.num_data_shards
+    held = (1 if _is_distributed() else every) if data_shards is None else data_shards
+    captures = [
+        take(
+            model,
+            loss_fn,
+            batch,
+            annotations=strategy.tags,
+            microbatches=strategy.microbatches,
+            data_shards=held,
+            dims=strategy.dims,
+        )
+        for take in (capture, capture_eval)
+    ]
+    return [replace(taken, data_shards=every) for taken in captures]
+
+
+def _is_distributed() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _batch_dims(taken: Capture) -> dict[str, int | None]:
+    return {spec.name: spec.dim for spec in taken.inputs}
+
+
+def _run(module: ir.Module, pipeline: str) -> None:
+    try:
+        PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+    except ir.MLIRError as error:
+        raise CompileError("\n".join(_diagnostics(error))) from None
+
+
+def _diagnostics(error: ir.MLIRError) -> Iterator[str]:
+    """Yield a line per diagnostic and note: where and what."""
+    for diagnostic in error.error_diagnostics:
+        yield f"{_place(diagnostic.location)}: {diagnostic.message}"
+        for note in diagnostic.notes:
+            yield f"{_place(note.location)}: note: {note.message}"
+
+
+def _place(location: ir.Location) -> str:
+    return str(location).removeprefix("loc(").removesuffix(")").replace('"', "")
+
+
+def _text(module: ir.Module) -> str:
+    return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def _emit(module: ir.Module) -> dict[str, str]:
+    """Emit kernels and programs, and the manifest that describes them."""
+    symbols = Symbols(module)
+    texts = {"kernels.py": emit_kernels(module), **emit_programs(module, symbols)}
+    return texts | {"manifest.json": emit_manifest(symbols, texts)}

@@ -1,0 +1,85 @@
+"""Chunks as Python functions: unpack states, launch kernels, pack gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from piper.emit.locations import describe
+from piper.emit.names import Namer, identifier
+from piper.mlir import ir
+
+__all__ = ["emit_chunk"]
+
+Members = Mapping[str, tuple[str, ...]]
+
+
+def emit_chunk(chunk: ir.Operation, members: Members) -> str:
+    """Return the text of the function for a ``piper.chunk``; ``members`` lists states by bucket."""
+    return "\n".join(_Function(chunk, members).lines())
+
+
+class _Function:
+    """One function being written."""
+
+    def __init__(self, chunk: ir.Operation, members: Members) -> None:
+        self._chunk, self._members = chunk, members
+        self._symbol = ir.StringAttr(chunk.attributes["sym_name"]).value
+        self._block = chunk.regions[0].blocks[0]
+        self._namer = Namer()
+        self._names: dict[ir.Value, str] = {}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines, decorator first."""
+        body = list(self._block.operations)
+        arguments = ", ".join(self._bind(argument, "x") for argument in self._block.arguments)
+        yield f"@chunk(results={len(body[-1].operands)})"
+        where = describe(self._chunk.location)
+        yield f"def {identifier(self._symbol)}({arguments}):  # {self._symbol}, {where}"
+        for operation in body:
+            yield from (f"    {line}" for line in self._statement(operation.operation))
+
+    def _bind(self, value: ir.Value, wish: str) -> str:
+        name = self._namer.fresh(wish)
+        self._names[value] = name
+        return name
+
+    def _statement(self, op: ir.Operation) -> Iterator[str]:
+        match op.name:
+            case "piper.unpack":
+                yield from self._unpack(op)
+            case "piper.launch":
+                yield self._launch(op)
+            case "piper.pack":
+                members = "".join(f"{self._names[operand]}, " for operand in op.operands)
+                yield f"{self._bind(op.results[0], 'g')} = ({members.rstrip()})"
+            case "piper.relabel":
+                self._names[op.results[0]] = self._names[op.operands[0]]
+            case "piper.return":
+                if op.operands:
+                    yield f"return {', '.join(self._names[operand] for operand in op.operands)}"
+            case _:
+                raise NotImplementedError(f"emission expected no {op.name} in a chunk, got {op}")
+
+    def _unpack(self, op: ir.Operation) -> Iterator[str]:
+        """Yield one line per member that is used: a view of its part of the flat tensor."""
+        flat = self._names[op.operands[0]]
+        bucket = ir.FlatSymbolRefAttr(op.attributes["bucket"]).value
+        start = 0
+        for state, member in zip(self._members[bucket], op.results, strict=True):
+            shape = ir.RankedTensorType(member.type).shape
+            end = start + prod(shape)
+            if len(list(member.uses)) > 0:
+                name = self._bind(member, "_".join(state.split(".")[-2:]))
+                yield f"{name} = {flat}[{start}:{end}].view({_shape(shape)})"
+            start = end
+
+    def _launch(self, op: ir.Operation) -> str:
+        kernel = identifier(ir.FlatSymbolRefAttr(op.attributes["kernel"]).value)
+        arguments = ", ".join(self._names[operand] for operand in op.operands)
+        results = ", ".join(self._bind(result, "y") for result in op.results)
+        return f"{results} = k.{kernel}({arguments})"
+
+
+def _shape(shape: list[int]) -> str:
+    return ", ".join(map(str, shape)) if shape else "()"

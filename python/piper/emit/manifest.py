@@ -1,0 +1,134 @@
+"""The manifest of a compiled program: what a runtime must know beside the texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from piper.emit.names import torch_name
+from piper.emit.symbols import Symbols, name_of
+from piper.mlir import ir
+from piper_runtime.program import content_hash
+
+__all__ = ["emit_manifest"]
+
+
+def emit_manifest(symbols: Symbols, texts: Mapping[str, str]) -> str:
+    """Return ``manifest.json`` for a lowered module and the Python texts made from it."""
+    steps = {name_of(step): step for step in symbols.all("step")}
+    train = steps["train"]
+    update = next(iter(_directives(symbols, "piper.do.update")), None)
+    manifest = {
+        "version": 1,
+        "hash": content_hash(texts),
+        "mesh": [{"name": name, "size": size, "role": role} for name, size, role in symbols.axes],
+        "microbatches": ir.IntegerAttr(train.attributes["microbatches"]).value,
+        "inputs": _inputs(train),
+        "data_axes": _strings(train.attributes["axes"]),
+        "states": [_state(state) for state in symbols.all("state")],
+        "buckets": [_bucket(bucket, symbols) for bucket in symbols.all("bucket")],
+        "comms": [_comm(comm) for comm in symbols.all("comm")],
+        "programs": sorted(
+            (name for name in texts if name.startswith("program_")), key=_coordinate_of(symbols)
+        ),
+        "entry_points": list(steps),
+        "losses": _losses(train),
+        "optimizer": _text(update, "optimizer"),
+        "clip": _number(update, "clip"),
+    }
+    return json.dumps(manifest, indent=1) + "\n"
+
+
+def _coordinate_of(symbols: Symbols) -> Any:
+    prefix = len(f"program_{symbols.axis}")
+    return lambda name: int(name[prefix : -len(".py")])
+
+
+def _strings(attribute: ir.Attribute) -> list[str]:
+    return [ir.StringAttr(item).value for item in ir.ArrayAttr(attribute)]
+
+
+def _directives(symbols: Symbols, name: str) -> list[ir.Operation]:
+    return [
+        view.operation
+        for strategy in symbols.all("strategy")
+        for view in strategy.regions[0].blocks[0].operations
+        if view.operation.name == name
+    ]
+
+
+def _text(op: ir.Operation | None, name: str) -> str | None:
+    if op is None or name not in op.attributes:
+        return None
+    path = ir.StringAttr(op.attributes[name]).value
+    return path if ":" in path else None
+
+
+def _number(op: ir.Operation | None, name: str) -> float | None:
+    if op is None or name not in op.attributes:
+        return None
+    return float(ir.FloatAttr(op.attributes[name]).value)
+
+
+def _inputs(step: ir.Operation) -> list[dict[str, Any]]:
+    dims = list(ir.DenseI64ArrayAttr(step.attributes["dims"]))
+    arguments = step.regions[0].blocks[0].arguments
+    names = _strings(step.attributes["inputs"])
+    return [
+        {"name": name, **_tensor(argument.type), "dim": None if dim < 0 else dim}
+        for name, argument, dim in zip(names, arguments, dims, strict=True)
+    ]
+
+
+def _tensor(type_: ir.Type) -> dict[str, Any]:
+    tensor = ir.RankedTensorType(type_)
+    return {"shape": list(tensor.shape), "dtype": torch_name(tensor.element_type)}
+
+
+def _state(state: ir.Operation) -> dict[str, Any]:
+    attributes = state.attributes
+    kind = str(attributes["kind"]).strip(">").split()[-1]
+    type_ = ir.TypeAttr(attributes["type"]).value
+    return {
+        "name": name_of(state),
+        "kind": kind,
+        **_tensor(type_),
+        "trainable": kind == "parameter" and "frozen" not in attributes,
+        "aliases": _strings(attributes["aliases"]) if "aliases" in attributes else [],
+    }
+
+
+def _bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
+    members = symbols.members[name_of(bucket)]
+    holders = next(
+        state.attributes["holders"] for state in symbols.all("state") if name_of(state) == members[0]
+    )
+    value = _tensor(ir.TypeAttr(bucket.attributes["value"]).value)
+    grad = bucket.attributes["grad"] if "grad" in bucket.attributes else None
+    return {
+        "name": name_of(bucket),
+        "members": list(members),
+        "holders": list(ir.DenseI64ArrayAttr(holders)),
+        "dtype": value["dtype"],
+        "numel": prod(value["shape"]),
+        "grad_dtype": None if grad is None else _tensor(ir.TypeAttr(grad).value)["dtype"],
+    }
+
+
+def _comm(comm: ir.Operation) -> dict[str, Any]:
+    return {
+        "name": name_of(comm),
+        "axes": _strings(comm.attributes["axes"]),
+        "coordinates": list(ir.DenseI64ArrayAttr(comm.attributes["coordinates"])),
+    }
+
+
+def _losses(step: ir.Operation) -> list[dict[str, str]]:
+    losses = {}
+    for view in step.regions[0].blocks[0].operations:
+        if view.operation.name == "piper.output":
+            name = ir.StringAttr(view.operation.attributes["name"]).value
+            losses[name] = _tensor(view.operation.operands[0].type)["dtype"]
+    return [{"name": name, "dtype": dtype} for name, dtype in losses.items()]

@@ -1,0 +1,191 @@
+"""Rank programs: the lowered IR as straight-line Python, one line per instruction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from piper.emit.chunks import emit_chunk
+from piper.emit.locations import format_location
+from piper.emit.names import Namer, identifier
+from piper.emit.symbols import Symbols
+from piper.mlir import ir
+from piper.mlir._mlir_libs import _piper
+
+__all__ = ["emit_programs"]
+
+Row = Mapping[str, Any]
+
+_HEADER = '''"""{title}
+
+Each line of an entry point enqueues one instruction on the rank `r`: its chunk, microbatch and
+operands, then, as a comment, the cell of the schedule, the source line, the module and the
+directive behind it. `k` holds the kernels.
+"""
+
+from piper_runtime.program import chunk
+
+from . import kernels as k
+'''
+
+
+def emit_programs(module: ir.Module, symbols: Symbols) -> dict[str, str]:
+    """Return the text of every rank program by file name.
+
+    There is one per coordinate of the unrolled axis, ``program_pp0.py`` and so on, with a function
+    per chunk that it runs and one per entry point.
+    """
+    dumped: dict[int, list[dict[str, Any]]] = {}
+    for program in json.loads(_piper.dump_programs(module)):
+        dumped.setdefault(program["at"], []).append(program)
+    return {
+        symbols.program_file(at): _emit_program(at, entries, symbols)
+        for at, entries in sorted(dumped.items())
+    }
+
+
+def _emit_program(at: int, entries: Sequence[Mapping[str, Any]], symbols: Symbols) -> str:
+    title = f"Rank program of coordinate {at}" if symbols.axis else "Rank program"
+    if symbols.axis:
+        title += f" of axis {symbols.axis}"
+    parts = [_HEADER.format(title=f"{title}.")]
+    used = {
+        row["chunk"]: None for entry in entries for row in entry["rows"] if row["op"] == "run"
+    }
+    parts += [emit_chunk(symbols.chunks[name], symbols.members) for name in used]
+    parts += ["\n".join(_EntryPoint(entry, symbols).lines()) for entry in entries]
+    return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One instruction as Python: what it assigns, the method, its arguments."""
+
+    method: str
+    arguments: Sequence[str]
+    targets: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        call = f"r.{self.method}({', '.join(self.arguments)})"
+        return f"{', '.join(self.targets)} = {call}" if self.targets else call
+
+
+class _EntryPoint:
+    """One function being written from the rows of a dumped program."""
+
+    def __init__(self, program: Mapping[str, Any], symbols: Symbols) -> None:
+        self._program, self._symbols = program, symbols
+        self._namer = Namer()
+        self._names: dict[int, str] = {}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the function."""
+        yield f"def {self._program['entry']}(r):"
+        for row in self._program["rows"]:
+            writer: Callable[[Row], _Call] = getattr(self, f"_{row['op']}")
+            yield f"    {writer(row)}  # {self._comment(row)}".rstrip(" #")
+
+    def _comment(self, row: Row) -> str:
+        where = format_location(*row["loc"])
+        cell = self._symbols.cell(row["chunk"], row["mb"]) if row["op"] == "run" else ""
+        return f"{cell} {where}".strip()
+
+    def _bind(self, value: int, wish: str) -> str:
+        self._names[value] = self._namer.fresh(wish)
+        return self._names[value]
+
+    def _inputs(self, row: Row) -> list[str]:
+        return [self._names[value] for value in row["in"]]
+
+    def _after(self, row: Row) -> list[str]:
+        events = ", ".join(self._names[event] for event in row["after"])
+        return [f"after=[{events}]"] if events else []
+
+    def _event(self, row: Row) -> str:
+        return self._bind(row["out"][-1], "e")
+
+    # One method per instruction.
+
+    def _read(self, row: Row) -> _Call:
+        name = self._bind(row["out"][0], row["symbol"])
+        return _Call("read", [repr(row["symbol"]), f"slot={row['slot']!r}"], [name])
+
+    def _input(self, row: Row) -> _Call:
+        name = self._bind(row["out"][0], f"{row['input']}_m{row['mb']}")
+        return _Call("input", [repr(row["input"]), f"mb={row['mb']}"], [name])
+
+    def _run(self, row: Row) -> _Call:
+        function, microbatch = identifier(row["chunk"]), f"m{row['mb']}"
+        several = len(row["out"]) > 1
+        targets = [
+            self._bind(value, f"{function}{index if several else ''}_{microbatch}")
+            for index, value in enumerate(row["out"])
+        ]
+        arguments = [function, *self._inputs(row), f"mb={row['mb']}", *self._after(row)]
+        return _Call("run", arguments, targets)
+
+    def _tangent(self, row: Row) -> _Call:
+        count = [f"count={self._names[row['in'][0]]}"] if row["in"] else []
+        arguments = [repr(row["loss"]), *count, f"coeff={row['coeff']!r}"]
+        arguments += [f"dtype={self._symbols.dtype(row['dtype'])!r}", *self._after(row)]
+        return _Call("tangent", arguments, [self._bind(row["out"][0], f"d_{row['loss']}")])
+
+    def _sum(self, row: Row) -> _Call:
+        return _Call(
+            "sum", [*self._inputs(row), *self._after(row)], [self._bind(row["out"][0], "total")]
+        )
+
+    def _sumsq(self, row: Row) -> _Call:
+        return _Call(
+            "sumsq", [*self._inputs(row), *self._after(row)], [self._bind(row["out"][0], "squares")]
+        )
+
+    def _accumulate(self, row: Row) -> _Call:
+        arguments = [repr(row["bucket"]), self._names[row["in"][0]]]
+        if "onto" in row:
+            arguments.append(f"onto={self._names[row['onto']]}")
+            self._names[row["out"][0]] = self._names[row["onto"]]  # the same storage
+        name = self._names.get(row["out"][0]) or self._bind(row["out"][0], f"d_{row['bucket']}")
+        return _Call("accumulate", [*arguments, *self._after(row)], [name])
+
+    def _update(self, row: Row) -> _Call:
+        arguments = [repr(row["bucket"]), self._names[row["in"][0]]]
+        if "norm" in row:
+            arguments.append(f"norm={self._names[row['norm']]}")
+        if "clip" in row:
+            arguments.append(f"clip={row['clip']!r}")
+        return _Call("update", [*arguments, *self._after(row)])
+
+    def _output(self, row: Row) -> _Call:
+        scale = [f"scale={self._names[row['scale']]}"] if "scale" in row else []
+        arguments = [repr(row["name"]), self._names[row["in"][0]], *scale, *self._after(row)]
+        return _Call("output", arguments)
+
+    def _record(self, row: Row) -> _Call:
+        return _Call("record", [], [self._event(row)])
+
+    def _free(self, row: Row) -> _Call:
+        return _Call("free", [*self._inputs(row), *self._after(row)])
+
+    def _send(self, row: Row) -> _Call:
+        arguments = [*self._inputs(row), *self._message(row), *self._after(row)]
+        return _Call("send", arguments, [self._event(row)])
+
+    def _recv(self, row: Row) -> _Call:
+        shape, dtype = tuple(row["shape"]), self._symbols.dtype(row["dtype"])
+        arguments = [*self._message(row), f"shape={shape!r}", f"dtype={dtype!r}", *self._after(row)]
+        name = self._bind(row["out"][0], f"from{row['peer']}_m{row['mb']}")
+        return _Call("recv", arguments, [name, self._event(row)])
+
+    def _message(self, row: Row) -> list[str]:
+        comm = row["stream"]
+        return [f"comm={comm!r}", f"stream={comm!r}", f"peer={row['peer']}", f"mb={row['mb']}"]
+
+    def _all_reduce(self, row: Row) -> _Call:
+        comm, operand = row["stream"], self._names[row["in"][0]]
+        arguments = [operand, f"comm={comm!r}", f"stream={comm!r}", *self._after(row)]
+        return _Call(
+            "all_reduce", arguments, [self._bind(row["out"][0], f"all_{operand}"), self._event(row)]
+        )

@@ -1,0 +1,78 @@
+"""What emission needs to know of a module beside its programs."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from piper.emit.names import torch_name
+from piper.mlir import ir
+
+__all__ = ["Symbols", "name_of"]
+
+_AXIS = re.compile(r'#piper\.axis<"?([^"]+?)"? = (\d+) (\w+)>')
+
+
+class Symbols:
+    """A module's symbols by kind, read once."""
+
+    def __init__(self, module: ir.Module) -> None:
+        """Sort the module's ops by kind."""
+        self._by_kind: dict[str, list[ir.Operation]] = {}
+        for view in module.body.operations:
+            self._by_kind.setdefault(view.operation.name, []).append(view.operation)
+
+    def all(self, kind: str) -> list[ir.Operation]:
+        """Return the ops called ``piper.<kind>``, in module order."""
+        return self._by_kind.get(f"piper.{kind}", [])
+
+    @cached_property
+    def chunks(self) -> dict[str, ir.Operation]:
+        """Chunks by symbol."""
+        return {name_of(chunk): chunk for chunk in self.all("chunk")}
+
+    @cached_property
+    def members(self) -> dict[str, tuple[str, ...]]:
+        """The states of each bucket, in order."""
+        return {
+            name_of(bucket): tuple(
+                ir.FlatSymbolRefAttr(member).value
+                for member in ir.ArrayAttr(bucket.attributes["members"])
+            )
+            for bucket in self.all("bucket")
+        }
+
+    @cached_property
+    def axes(self) -> list[tuple[str, int, str]]:
+        """Name, size and role of the mesh axes, outermost first."""
+        axes = ir.ArrayAttr(self.all("mesh")[0].attributes["axes"])
+        found = [_AXIS.fullmatch(str(axis)) for axis in axes]
+        return [(axis[1], int(axis[2]), axis[3]) for axis in found if axis]
+
+    @cached_property
+    def axis(self) -> str:
+        """The unrolled axis, or nothing."""
+        return next((name for name, _, role in self.axes if role == "unrolled"), "")
+
+    def program_file(self, coordinate: int) -> str:
+        """Return ``program_pp0.py``, or ``program_0.py`` without an unrolled axis."""
+        return f"program_{self.axis}{coordinate}.py"
+
+    def cell(self, chunk: str, microbatch: int) -> str:
+        """Return the cell of the schedule that a run belongs to, nothing for a preamble."""
+        attributes = self.chunks[chunk].attributes
+        if "stage" not in attributes:
+            return ""
+        stage = ir.IntegerAttr(attributes["stage"]).value
+        letter = chunk.split("$")[1][0]
+        return f"{stage}{letter}{microbatch}"
+
+    @staticmethod
+    def dtype(element: str) -> str:
+        """Return torch's name of an MLIR element type, such as ``float32`` of ``f32``."""
+        return torch_name(ir.Type.parse(element))
+
+
+def name_of(symbol: ir.Operation) -> str:
+    """Return the name of a symbol."""
+    return ir.StringAttr(symbol.attributes["sym_name"]).value
