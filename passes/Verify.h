@@ -1,0 +1,51 @@
+//===- Verify.h - What must hold of clusters and programs
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef PIPER_PASSES_VERIFY_H
+#define PIPER_PASSES_VERIFY_H
+
+#include "dialect/Piper.h"
+#include "llvm/ADT/MapVector.h"
+
+#include <map>
+
+namespace piper {
+
+/// Values arise where they are used, and every chunk runs once per microbatch,
+/// at its home, forward before backward.
+mlir::LogicalResult verifyCluster(ClusterOp cluster,
+                                  mlir::SymbolTable &symbols);
+
+/// Every contribution to a gradient is added once, and every optimized state is
+/// updated once per holder, with its own gradient.
+mlir::LogicalResult verifyGradients(ClusterOp cluster,
+                                    mlir::SymbolTable &symbols);
+
+/// In one program, what crosses streams is awaited, and storage is used by
+/// nobody once it is released.
+mlir::LogicalResult verifyProgram(ProgramOp program);
+
+/// The instructions of each communicator, by coordinate, in issue order.
+using Queues =
+    llvm::MapVector<mlir::Attribute,
+                    std::map<int64_t, std::vector<mlir::Operation *>>>;
+Queues collectQueues(llvm::ArrayRef<ProgramOp> programs);
+
+/// Both ends of every communicator of one cluster's programs agree.
+mlir::LogicalResult verifyMessages(llvm::ArrayRef<ProgramOp> programs,
+                                   mlir::SymbolTable &symbols);
+
+/// No instructions of one cluster's programs, whose messages agree, wait for
+/// each other in a cycle.
+mlir::LogicalResult verifyProgress(llvm::ArrayRef<ProgramOp> programs);
+
+/// The communicator that an instruction occupies; null for compute.
+mlir::FlatSymbolRefAttr getCommunicator(mlir::Operation *op);
+
+} // namespace piper
+
+#endif // PIPER_PASSES_VERIFY_H

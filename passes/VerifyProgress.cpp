@@ -1,0 +1,257 @@
+//===- VerifyProgress.cpp - Every instruction finishes
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// An instruction waits for the one before it on its stream, for the events it
+// lists, for what makes its operands and for the last wait of the host. Both
+// ends of a message, and all members of a collective, are one node: none
+// finishes without the others. The programs finish if and only if this graph
+// has no cycle.
+
+#include "passes/Verify.h"
+
+#include "llvm/ADT/DenseMap.h"
+
+#include <deque>
+
+using namespace mlir;
+
+namespace piper {
+
+namespace {
+
+enum class Reason { Stream, Event, Value, Host };
+
+/// Instruction `to` waits for instruction `from` of the same program.
+struct Wait {
+  unsigned from, to;
+  Reason reason;
+};
+
+/// Waits sorted by one of their nodes.
+class Index {
+public:
+  template <typename Key>
+  Index(ArrayRef<Wait> waits, size_t numNodes, Key key)
+      : starts(numNodes + 1), order(waits.size()) {
+    for (const Wait &wait : waits)
+      ++starts[key(wait) + 1];
+    for (size_t node = 0; node < numNodes; ++node)
+      starts[node + 1] += starts[node];
+    std::vector<size_t> next(starts.begin(), starts.end() - 1);
+    for (auto [index, wait] : llvm::enumerate(waits))
+      order[next[key(wait)]++] = index;
+  }
+
+  ArrayRef<size_t> operator[](size_t node) const {
+    return ArrayRef(order).slice(starts[node], starts[node + 1] - starts[node]);
+  }
+
+private:
+  std::vector<size_t> starts, order;
+};
+
+class WaitGraph {
+public:
+  explicit WaitGraph(ArrayRef<ProgramOp> programs) {
+    for (ProgramOp program : programs)
+      addProgram(program);
+    mergeEnds(programs);
+  }
+
+  /// Waits that form a cycle, each for the next; empty if all can finish.
+  std::vector<Wait> findCycle() const {
+    std::vector<bool> stuck = findStuck();
+    Index incoming(waits, numNodes,
+                   [&](const Wait &w) { return nodeOf[w.to]; });
+    auto start = llvm::find(stuck, true);
+    if (start == stuck.end())
+      return {};
+    // Whoever is stuck waits for somebody stuck: walking back gets into a
+    // cycle.
+    std::vector<bool> visited(numNodes);
+    unsigned node = start - stuck.begin();
+    while (!visited[node]) {
+      visited[node] = true;
+      for (size_t index : incoming[node])
+        if (stuck[nodeOf[waits[index].from]]) {
+          node = nodeOf[waits[index].from];
+          break;
+        }
+    }
+    return shortestCycle(node, stuck, incoming);
+  }
+
+  Operation *getOp(unsigned id) const { return ops[id]; }
+
+private:
+  void addProgram(ProgramOp program) {
+    llvm::DenseMap<Attribute, unsigned> last; // by stream
+    llvm::DenseMap<Operation *, unsigned> ids;
+    std::optional<unsigned> lastHostWait;
+    for (Operation &op : program.getBlock()) {
+      unsigned id = ops.size();
+      ids[&op] = id;
+      ops.push_back(&op);
+      for (Value operand : op.getOperands())
+        waits.push_back({ids[operand.getDefiningOp()], id,
+                         isa<EventType>(operand.getType()) ? Reason::Event
+                                                           : Reason::Value});
+      if (lastHostWait)
+        waits.push_back({*lastHostWait, id, Reason::Host});
+      if (isa<HostWaitOp>(op)) {
+        lastHostWait = id;
+        continue;
+      }
+      auto [before, fresh] = last.try_emplace(getCommunicator(&op), id);
+      if (!fresh)
+        waits.push_back({before->second, id, Reason::Stream});
+      before->second = id;
+    }
+  }
+
+  /// Gives the same node to the ends of what has one number on a communicator.
+  void mergeEnds(ArrayRef<ProgramOp> programs) {
+    constexpr unsigned unset = ~0u;
+    llvm::DenseMap<Operation *, Operation *> firstEnd;
+    for (auto &entry : collectQueues(programs)) {
+      const std::vector<Operation *> &first = entry.second.begin()->second;
+      for (auto &[at, queue] : entry.second)
+        for (auto [end, other] : llvm::zip(first, queue))
+          firstEnd[other] = end;
+    }
+    llvm::DenseMap<Operation *, unsigned> nodes;
+    nodeOf.assign(ops.size(), unset);
+    for (auto [id, op] : llvm::enumerate(ops)) {
+      Operation *end = firstEnd.lookup(op);
+      unsigned next = numNodes;
+      nodeOf[id] = end ? nodes.try_emplace(end, next).first->second : next;
+      numNodes += nodeOf[id] == next;
+    }
+  }
+
+  /// The nodes that are left when whoever waits for nobody has finished.
+  std::vector<bool> findStuck() const {
+    Index outgoing(waits, numNodes,
+                   [&](const Wait &wait) { return nodeOf[wait.from]; });
+    std::vector<unsigned> pending(numNodes), ready;
+    for (const Wait &wait : waits)
+      ++pending[nodeOf[wait.to]];
+    for (size_t node = 0; node < numNodes; ++node)
+      if (pending[node] == 0)
+        ready.push_back(node);
+    std::vector<bool> stuck(numNodes, true);
+    while (!ready.empty()) {
+      unsigned node = ready.back();
+      ready.pop_back();
+      stuck[node] = false;
+      for (size_t index : outgoing[node])
+        if (--pending[nodeOf[waits[index].to]] == 0)
+          ready.push_back(nodeOf[waits[index].to]);
+    }
+    return stuck;
+  }
+
+  /// A shortest cycle through `start`, searched breadth first.
+  std::vector<Wait> shortestCycle(unsigned start,
+                                  const std::vector<bool> &stuck,
+                                  const Index &incoming) const {
+    llvm::DenseMap<unsigned, size_t> via; // the wait that led to a node
+    std::deque<unsigned> queue = {start};
+    while (!via.contains(start)) {
+      unsigned node = queue.front();
+      queue.pop_front();
+      for (size_t index : incoming[node]) {
+        unsigned from = nodeOf[waits[index].from];
+        if (stuck[from] && via.try_emplace(from, index).second)
+          queue.push_back(from);
+      }
+    }
+    std::vector<Wait> cycle;
+    unsigned node = start;
+    do {
+      cycle.push_back(waits[via[node]]);
+      node = nodeOf[cycle.back().to];
+    } while (node != start);
+    std::reverse(cycle.begin(), cycle.end());
+    return cycle;
+  }
+
+  std::vector<Operation *> ops; // of all programs
+  std::vector<Wait> waits;
+  std::vector<unsigned> nodeOf; // by instruction
+  size_t numNodes = 0;
+};
+
+/// Joins waits along one stream: the links between say nothing.
+std::vector<Wait> skipAlongStreams(ArrayRef<Wait> cycle) {
+  std::vector<Wait> links;
+  for (const Wait &wait : cycle) {
+    bool follows = !links.empty() && links.back().reason == Reason::Stream &&
+                   wait.reason == Reason::Stream &&
+                   links.back().from == wait.to;
+    if (follows)
+      links.back().from = wait.from;
+    else
+      links.push_back(wait);
+  }
+  return links;
+}
+
+/// `'piper.send' of microbatch 0 on @send$0.1`
+std::string describe(Operation *op) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  os << "'" << op->getName() << "'";
+  if (auto run = dyn_cast<RunOp>(op))
+    os << " of " << run.getChunkAttr();
+  if (auto mb = op->getAttrOfType<IntegerAttr>("mb"))
+    os << " for microbatch " << mb.getInt();
+  if (Attribute comm = getCommunicator(op))
+    os << " on " << comm;
+  return text;
+}
+
+StringRef explain(Reason reason) {
+  switch (reason) {
+  case Reason::Stream:
+    return "which comes before it on its stream";
+  case Reason::Event:
+    return "whose event it lists";
+  case Reason::Value:
+    return "which makes its operand";
+  case Reason::Host:
+    return "which blocks the host";
+  }
+  llvm_unreachable("unknown reason");
+}
+
+} // namespace
+
+LogicalResult verifyProgress(ArrayRef<ProgramOp> programs) {
+  WaitGraph graph(programs);
+  std::vector<Wait> cycle = skipAlongStreams(graph.findCycle());
+  if (cycle.empty())
+    return success();
+  ProgramOp program = programs.front();
+  InFlightDiagnostic error =
+      program.emitOpError("expected all programs of ")
+      << program.getOfAttr()
+      << " to finish, got instructions that wait for each other";
+  unsigned last = cycle.back().from;
+  for (const Wait &wait : cycle) {
+    Operation *op = graph.getOp(wait.to);
+    error.attachNote(op->getLoc())
+        << "coordinate " << cast<ProgramOp>(op->getParentOp()).getAt() << ": "
+        << describe(op) << (wait.to == last ? "" : ", the other end,")
+        << " waits for " << describe(graph.getOp(wait.from)) << ", "
+        << explain(wait.reason);
+    last = wait.from;
+  }
+  return failure();
+}
+
+} // namespace piper
