@@ -191,6 +191,12 @@ private:
           return failure();
         }
     }
+    for (auto tangent : step.getBlock().getOps<TangentOp>())
+      if (Value count = tangent.getCount())
+        if (auto maker = chunkOf.find(count.getDefiningOp());
+            maker != chunkOf.end() && missing[maker->second] != 0)
+          return tangent.emitOpError("expected a count that does not wait for "
+                                     "what uses the tangent");
     llvm_unreachable("chunks wait for each other in a cycle");
   }
 
