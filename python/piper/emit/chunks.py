@@ -27,7 +27,7 @@ class _Function:
         self._symbol = ir.StringAttr(chunk.attributes["sym_name"]).value
         self._block = chunk.regions[0].blocks[0]
         self._namer = Namer()
-        self._names: dict[ir.Value, str] = {}
+        self._names: dict[ir.Value[ir.Type], str] = {}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines, decorator first."""
@@ -39,7 +39,7 @@ class _Function:
         for operation in body:
             yield from (f"    {line}" for line in self._statement(operation.operation))
 
-    def _bind(self, value: ir.Value, wish: str) -> str:
+    def _bind(self, value: ir.Value[ir.Type], wish: str) -> str:
         name = self._namer.fresh(wish)
         self._names[value] = name
         return name

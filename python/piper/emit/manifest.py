@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from piper_runtime.program import content_hash
+
 from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
-from piper_runtime.program import content_hash
 
 __all__ = ["emit_manifest"]
 
@@ -103,10 +104,12 @@ def _state(state: ir.Operation) -> dict[str, Any]:
 def _bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
     members = symbols.members[name_of(bucket)]
     holders = next(
-        state.attributes["holders"] for state in symbols.all("state") if name_of(state) == members[0]
+        state.attributes["holders"]
+        for state in symbols.all("state")
+        if name_of(state) == members[0]
     )
     value = _tensor(ir.TypeAttr(bucket.attributes["value"]).value)
-    grad = bucket.attributes["grad"] if "grad" in bucket.attributes else None
+    grad = bucket.attributes.get("grad")
     return {
         "name": name_of(bucket),
         "members": list(members),

@@ -51,9 +51,7 @@ def _emit_program(at: int, entries: Sequence[Mapping[str, Any]], symbols: Symbol
     if symbols.axis:
         title += f" of axis {symbols.axis}"
     parts = [_HEADER.format(title=f"{title}.")]
-    used = {
-        row["chunk"]: None for entry in entries for row in entry["rows"] if row["op"] == "run"
-    }
+    used = {row["chunk"]: None for entry in entries for row in entry["rows"] if row["op"] == "run"}
     parts += [emit_chunk(symbols.chunks[name], symbols.members) for name in used]
     parts += ["\n".join(_EntryPoint(entry, symbols).lines()) for entry in entries]
     return "\n\n".join(parts) + "\n"

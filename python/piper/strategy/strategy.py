@@ -113,8 +113,10 @@ class Strategy:
 
         `dims` completes the batch dims that the split leaves to the batch.
         """
-        lines = [f"  {_resolved(directive, dims).op()} {directive.source.ir()}"
-                 for directive in self.directives]
+        lines = [
+            f"  {_resolved(directive, dims).op()} {directive.source.ir()}"
+            for directive in self.directives
+        ]
         table = self._schedule_ir() if self.first(Order) else []
         return "\n".join(
             [
@@ -131,9 +133,9 @@ class Strategy:
         assert order is not None
         axis = next((axis.name for axis in self.mesh.unrolled), "")
         rows = ", ".join(quoted(line) for line in self.table.lines())
+        shape = f"stages = {self.num_stages} microbatches = {self.microbatches}"
         return [
-            f"piper.schedule @order axis = {quoted(axis)} stages = {self.num_stages} "
-            f"microbatches = {self.microbatches} [{rows}] {order.source.ir()}"
+            f"piper.schedule @order axis = {quoted(axis)} {shape} [{rows}] {order.source.ir()}",
         ]
 
     def __str__(self) -> str:
