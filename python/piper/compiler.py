@@ -27,7 +27,7 @@ class CompileError(ValueError):
     """A strategy that does not fit the model; the message gives the source line of each culprit."""
 
 
-def compile(  # noqa: A001 (users write piper.compile)
+def compile(
     model: nn.Module,
     loss_fn: LossFunction,
     strategy: Strategy,
@@ -50,12 +50,12 @@ def compile(  # noqa: A001 (users write piper.compile)
     fit, each with the source lines; nothing has run by then.
     """
     captures = _capture(model, loss_fn, strategy, batch, data_shards)
-    with ir.Context() as context:
-        context.emit_error_diagnostics = False
-        module = ir.Module.parse(strategy.ir(_batch_dims(captures[0])))
+    directives = strategy.ir(_batch_dims(captures[0]))
+    with ir.Context():
+        module = ir.Module.parse(directives)
         for taken in captures:
             import_step(module, taken)
-        snapshots = {"step": _text(module)}
+        snapshots = {"strategy": f"{directives}\n", "step": _text(module)}
         for level in _LEVELS:
             _run(module, level.pipeline)
             snapshots[level.name] = _text(module)
@@ -117,11 +117,11 @@ def _batch_dims(taken: Capture) -> dict[str, int | None]:
 def _run(module: ir.Module, pipeline: str) -> None:
     try:
         PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
-    except ir.MLIRError as error:
+    except ir.MLIRError as error:  # type: ignore[attr-defined]  # the stub lacks it
         raise CompileError("\n".join(_diagnostics(error))) from None
 
 
-def _diagnostics(error: ir.MLIRError) -> Iterator[str]:
+def _diagnostics(error: Any) -> Iterator[str]:
     """Yield a line per diagnostic and note: where and what."""
     for diagnostic in error.error_diagnostics:
         yield f"{_place(diagnostic.location)}: {diagnostic.message}"
@@ -134,7 +134,8 @@ def _place(location: ir.Location) -> str:
 
 
 def _text(module: ir.Module) -> str:
-    return str(module.operation.get_asm(enable_debug_info=True))
+    """Return what piper-opt prints: the module, its locations, a line end."""
+    return f"{module.operation.get_asm(enable_debug_info=True)}\n"
 
 
 def _emit(module: ir.Module) -> dict[str, str]:
