@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from piper.dtypes import DTYPES, ELEMENTS
 from piper.frontend.data import OpSite, Tag
 from piper.frontend.op_facts import OpFacts
 from piper.mlir import ir
@@ -33,25 +33,6 @@ __all__ = [
     "type_of_dtype",
 ]
 
-_TYPES: Final[Mapping[torch.dtype, str]] = MappingProxyType(
-    {
-        torch.float64: "f64",
-        torch.float32: "f32",
-        torch.float16: "f16",
-        torch.bfloat16: "bf16",
-        torch.float8_e4m3fn: "f8E4M3FN",
-        torch.float8_e5m2: "f8E5M2",
-        torch.int64: "i64",
-        torch.int32: "i32",
-        torch.int16: "i16",
-        torch.int8: "i8",
-        torch.uint8: "ui8",
-        torch.bool: "i1",
-        torch.complex64: "complex<f32>",
-        torch.complex128: "complex<f64>",
-    }
-)
-_DTYPES: Final = MappingProxyType({name: dtype for dtype, name in _TYPES.items()})
 _OPERAND = re.compile(r"#piper\.arg<(\d+)>")
 _CONSTANT = re.compile(r'#piper\.const<"(.*)">')
 _DEVICE = "#piper.device<rank>"
@@ -59,14 +40,14 @@ _DEVICE = "#piper.device<rank>"
 
 def type_of_dtype(dtype: torch.dtype) -> ir.Type:
     """Return the element type of tensors of ``dtype``; raises ValueError if there is none."""
-    if dtype not in _TYPES:
-        raise ValueError(f"expected a dtype of {', '.join(map(str, _TYPES))}, got {dtype}")
-    return ir.Type.parse(_TYPES[dtype])
+    if dtype not in ELEMENTS:
+        raise ValueError(f"expected a dtype of {', '.join(map(str, ELEMENTS))}, got {dtype}")
+    return ir.Type.parse(ELEMENTS[dtype])
 
 
 def dtype_of_type(element: ir.Type) -> torch.dtype:
     """Return the dtype of tensors with this element type; the inverse of ``type_of_dtype``."""
-    return _DTYPES[str(element)]
+    return DTYPES[str(element)]
 
 
 def tensor_type(value: Tensor) -> ir.RankedTensorType:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from piper_runtime.names import dtype_of
 from torch import Tensor, fx
@@ -39,7 +39,9 @@ from piper.frontend.data import (
 from piper.frontend.op_facts import node_facts
 from piper.mlir import ir
 from piper.mlir.dialects import piper
-from piper.strategy.mesh import Mesh
+
+if TYPE_CHECKING:
+    from piper.strategy.mesh import Mesh
 
 __all__ = ["MESH", "POSITIONS", "import_captures", "import_mesh", "import_states", "import_step"]
 
@@ -86,26 +88,32 @@ def import_states(module: ir.Module, states: Iterable[StateSpec]) -> None:
     }
     with ir.InsertionPoint(module.body), ir.Location.unknown():
         for spec in states:
-            made = _state(spec)
+            attributes = _state_attributes(spec)
             if spec.name not in known:
-                continue
-            text, other = str(made), str(known[spec.name])
-            made.operation.erase()
-            if text != other:
-                raise CaptureError(f"state {spec.name!r} is {text}, but {other} has its name")
+                ir.Operation.create("piper.state", attributes=attributes)
+            elif _attributes(known[spec.name]) != attributes:
+                raise CaptureError(
+                    f"state {spec.name!r} expected a name of its own, got that of "
+                    f"{known[spec.name].operation.get_asm(use_local_scope=True)}"
+                )
 
 
-def _state(spec: StateSpec) -> piper.StateOp:
+def _state_attributes(spec: StateSpec) -> dict[str, ir.Attribute]:
     element = type_of_dtype(dtype_of(spec.dtype))
-    frozen = spec.kind == "parameter" and not spec.trainable
-    aliases = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in spec.aliases])
-    return piper.StateOp(
-        sym_name=spec.name,
-        kind=ir.Attribute.parse(f"#piper<state_kind {spec.kind}>"),
-        type_=ir.TypeAttr.get(ir.RankedTensorType.get(list(spec.shape), element)),
-        frozen=frozen or None,
-        aliases=aliases if spec.aliases else None,
-    )
+    attributes: dict[str, ir.Attribute] = {
+        "sym_name": ir.StringAttr.get(spec.name),
+        "kind": ir.Attribute.parse(f"#piper<state_kind {spec.kind}>"),
+        "type": ir.TypeAttr.get(ir.RankedTensorType.get(list(spec.shape), element)),
+    }
+    if spec.kind == "parameter" and not spec.trainable:
+        attributes["frozen"] = ir.UnitAttr.get()
+    if spec.aliases:
+        attributes["aliases"] = ir.ArrayAttr.get([ir.StringAttr.get(a) for a in spec.aliases])
+    return attributes
+
+
+def _attributes(op: ir.OpView | ir.Operation) -> dict[str, ir.Attribute]:
+    return {name: op.attributes[name] for name in op.attributes}
 
 
 def import_step(module: ir.Module, captured: Capture) -> piper.StepOp:

@@ -2,7 +2,8 @@
 views.
 
     mm = aten.mm(t(dy), x)
-    dw = aten.t(aten.t(mm))        ->  dw = mm
+    dw = aten.t(aten.t(mm))                     ->  dw = mm
+    db = aten.view(aten.sum(dy, [0], True), [16])   ->  db = aten.sum(dy, [0], False)
 """
 
 from __future__ import annotations
@@ -45,8 +46,13 @@ def simplify(captured: Capture) -> Capture:
         same = _same_value(node)
         if same is not None:
             copies[node] = copies[same]
-        else:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        kept = _sum_of_kept_dims(node)
+        if kept is not None:
+            rest = fx.node.map_arg((kept.args, kept.kwargs), copies.__getitem__)
+            copies[node].target = kept.target
+            copies[node].args, copies[node].kwargs = (*rest[0][:2], False), rest[1]
     sweep(graph)
     graph.lint()
     used = {tag_of(node).chunk for node in graph.nodes if node.op == "call_function"}
@@ -82,6 +88,22 @@ def _same_value(node: fx.Node) -> fx.Node | None:
         if isinstance(seen, Tensor) and _sees(seen) == _sees(value):
             found = base
     return found
+
+
+def _sum_of_kept_dims(node: fx.Node) -> fx.Node | None:
+    """Return the sum whose summed dims a view removes, if the view is all that reads it."""
+    kept = node.args[0] if node.target is aten.view.default else None
+    if not isinstance(kept, fx.Node) or kept.target is not aten.sum.dim_IntList:
+        return None
+    if len(kept.users) > 1 or kept.args[2:] != (True,) or tag_of(kept) != tag_of(node):
+        return None
+    operand, dims = kept.args[:2]
+    assert isinstance(operand, fx.Node)
+    assert isinstance(dims, (list, tuple))
+    shape = operand.meta["val"].shape
+    summed = {dim % len(shape) for dim in dims if isinstance(dim, int)}
+    left = [size for dim, size in enumerate(shape) if dim not in summed]
+    return kept if dims and list(node.meta["val"].shape) == left else None
 
 
 def _bases(node: fx.Node) -> Iterator[fx.Node]:
