@@ -1,0 +1,196 @@
+"""``piper show``: what a compiled program does, for people."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from piper_runtime import Program
+from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
+
+from piper.cli.facts import ChunkFacts, Facts
+from piper.cli.text import count, plural, table
+from piper.mlir import ir
+from piper.schedules import with_idle
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Print what the program in a directory does:
+
+  mesh            axes, ranks, microbatches and the batch of a step
+  schedule        a row per coordinate, a column per step in which every cell
+                  takes one: 2F0 is stage 2, forward, microbatch 0; . is idle
+  stages          the chunks of each stage and their FLOPs
+  kernels         how often each is launched, by whom
+  states          buckets and the states in them, by coordinate
+  communicators   which ranks talk, and how many messages and collectives
+
+FLOPs and counts are those of one data-parallel rank.
+
+example:
+  piper show out
+"""
+_PROGRAMS = "ir/programs.mlir"
+_PASSES = "FBIW"
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "show",
+        help="print schedule, stages, kernels, states and communicators of a program",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="DIR", help="what piper compile wrote")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    program = Program.open(options.folder)
+    if _PROGRAMS not in program.texts:
+        raise ValueError(f"expected a program with a file {_PROGRAMS}, got {options.folder}")
+    with ir.Context():
+        facts = Facts(ir.Module.parse(program.texts[_PROGRAMS]))
+        sections = (
+            _mesh(program.manifest, facts),
+            _schedule(facts),
+            _stages(facts),
+            _kernels(facts),
+            _states(program.manifest, facts),
+            _communicators(program.manifest, facts),
+        )
+        print("\n\n".join("\n".join(section) for section in sections))
+
+
+def _mesh(manifest: Manifest, facts: Facts) -> Iterator[str]:
+    yield f"mesh: {manifest.mesh}, {plural(manifest.mesh.world_size, 'rank')}"
+    microbatches = plural(manifest.microbatches, "microbatch", "microbatches")
+    yield f"step: {microbatches}, each of"
+    rows = [
+        (spec.name, _tensor(spec.shape, spec.dtype), _split(spec.dim)) for spec in manifest.inputs
+    ]
+    yield from table(rows)
+    clip = "" if manifest.clip is None else f", gradients clipped to norm {manifest.clip:g}"
+    yield f"update: {facts.optimizer or 'none, gradients only'}{clip}"
+
+
+def _split(dim: int | None) -> str:
+    return "the same for all" if dim is None else f"split along dim {dim}"
+
+
+def _schedule(facts: Facts) -> Iterator[str]:
+    yield "schedule:"
+    yield with_idle(facts.schedule).format(axis=facts.symbols.axis or "rank")
+
+
+def _stages(facts: Facts) -> Iterator[str]:
+    """Yield a row per chunk of the training step with a column per pass, by stage."""
+    yield "stages, FLOPs of one microbatch:"
+    trained = [facts.chunks[name] for name in facts.runs("train")]
+    passes = [letter for letter in _PASSES if any(c.pass_ == letter for c in trained)]
+    rows: list[Sequence[str]] = [("stage", "at", "chunk", *passes)]
+    for stage, homes in sorted(facts.homes.items()):
+        where = ", ".join(map(facts.place, sorted(homes)))
+        total: Counter[str] = Counter()
+        for chunk, costs in _costs(facts, stage, trained).items():
+            rows.append((str(stage), where, chunk, *_counts(costs, passes)))
+            total.update(costs)
+        rows.append(("", "", "sum", *_counts(total, passes)))
+    yield from table(rows, numbers=len(passes))
+
+
+def _costs(facts: Facts, stage: int, chunks: Sequence[ChunkFacts]) -> dict[str, Counter[str]]:
+    """Return FLOPs by pass of each chunk of a stage, in the order of the step."""
+    costs: dict[str, Counter[str]] = {}
+    order = list(facts.symbols.chunks)
+    for chunk in sorted(chunks, key=lambda chunk: order.index(chunk.name)):
+        if chunk.stage == stage:
+            flops = sum(facts.flops[kernel] for kernel in chunk.kernels)
+            costs.setdefault(chunk.name.partition("$")[0], Counter())[chunk.pass_] += flops
+    return costs
+
+
+def _counts(costs: Mapping[str, int], passes: Sequence[str]) -> list[str]:
+    return [count(costs[letter]) if letter in costs else "" for letter in passes]
+
+
+def _kernels(facts: Facts) -> Iterator[str]:
+    yield "kernels, launches per step over all coordinates:"
+    entries = list(dict.fromkeys(program["entry"] for program in facts.programs))
+    launches = {entry: _launched(facts, entry) for entry in entries}
+    rows: list[Sequence[str]] = [("kernel", "FLOPs", *entries)]
+    for kernel, flops in facts.flops.items():
+        rows.append((kernel, count(flops), *(str(launches[entry][kernel]) for entry in entries)))
+    yield from table(rows, numbers=1 + len(entries))
+
+
+def _launched(facts: Facts, entry: str) -> Counter[str]:
+    launched: Counter[str] = Counter()
+    for chunk, runs in facts.runs(entry).items():
+        for kernel in facts.chunks[chunk].kernels:
+            launched[kernel] += runs
+    return launched
+
+
+def _states(manifest: Manifest, facts: Facts) -> Iterator[str]:
+    """Yield the buckets of each coordinate, each followed by its members."""
+    yield "states, by coordinate and bucket:"
+    specs = {state.name: state for state in manifest.states}
+    rows: list[Sequence[str]] = []
+    for coordinate in range(manifest.mesh.num_coordinates):
+        held = [bucket for bucket in manifest.buckets if coordinate in bucket.holders]
+        total = f"{count(sum(bucket.numel for bucket in held))} elements"
+        rows.append((facts.place(coordinate), total, plural(len(held), "bucket")))
+        for bucket in held:
+            rows.append((f"  {bucket.name}", _tensor([bucket.numel], bucket.dtype), _grad(bucket)))
+            rows += [_state(specs[name], "    ") for name in bucket.members]
+    used = {name for bucket in manifest.buckets for name in bucket.members}
+    loose = [state for state in manifest.states if state.name not in used]
+    if loose:
+        rows.append(("without a use", f"{count(sum(s.numel for s in loose))} elements", ""))
+        rows += [_state(state, "  ") for state in loose]
+    yield from table(rows)
+
+
+def _grad(bucket: BucketSpec) -> str:
+    return "no gradient" if bucket.grad_dtype is None else f"gradient {bucket.grad_dtype}"
+
+
+def _state(state: StateSpec, indent: str) -> Sequence[str]:
+    kind = state.kind if state.trainable or state.kind != "parameter" else "frozen parameter"
+    tied = f", tied with {', '.join(state.aliases)}" if state.aliases else ""
+    return (f"{indent}{state.name}", _tensor(state.shape, state.dtype), kind + tied)
+
+
+def _tensor(shape: Sequence[int], dtype: str) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _communicators(manifest: Manifest, facts: Facts) -> Iterator[str]:
+    yield "communicators, uses per step over all coordinates:"
+    rows: list[Sequence[str]] = [("communicator", "axes", "coordinates", "used for")]
+    for comm in manifest.comms:
+        uses = ", ".join(f"{n} {op}" for op, n in sorted(_uses(facts, comm.name).items()))
+        coordinates = ", ".join(map(str, comm.coordinates))
+        rows.append((comm.name, ", ".join(comm.axes), coordinates, uses))
+    if len(rows) > 1:
+        yield from table(rows)
+    else:
+        yield "  none"
+
+
+def _uses(facts: Facts, comm: str) -> Counter[str]:
+    return Counter(
+        row["op"]
+        for program in facts.programs
+        if program["entry"] == "train"
+        for row in program["rows"]
+        if row.get("stream") == comm
+    )
