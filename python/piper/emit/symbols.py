@@ -18,6 +18,7 @@ class Symbols:
 
     def __init__(self, module: ir.Module) -> None:
         """Sort the module's ops by kind."""
+        self._module = module  # which owns the ops
         self._by_kind: dict[str, list[ir.Operation]] = {}
         for view in module.body.operations:
             self._by_kind.setdefault(view.operation.name, []).append(view.operation)
