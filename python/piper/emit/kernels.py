@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from piper.emit.names import identifier
 from piper.emit.strides import reshape_where_needed
 from piper.frontend.exporter import export_kernel, returns_tensor
 from piper.frontend.op_facts import effects
 from piper.mlir import ir
 from piper.mlir.dialects import piper
 
-__all__ = ["emit_kernels", "kernel_name"]
+__all__ = ["emit_kernels"]
 
 _HEADER = '''\
 """Kernels: pure functions of tensors, one for each distinct computation of the program."""
@@ -53,16 +54,6 @@ def emit_kernels(module: ir.Module) -> str:
     return "\n\n".join([_HEADER, *("\n".join(_function(op)) + "\n" for op in kernels)])
 
 
-def kernel_name(symbol: str) -> str:
-    """Return the name of the function of a kernel: ``addmm_relu$7c1e`` is ``addmm_relu_7c1e``."""
-    name = symbol.replace("$", "_")
-    if not name.isidentifier():
-        raise ValueError(
-            f"expected a kernel name that is an identifier but for '$', got {symbol!r}"
-        )
-    return name
-
-
 def _function(kernel: piper.KernelOp) -> Iterator[str]:
     """Yield the lines of one function."""
     graph = export_kernel(kernel).graph
@@ -71,7 +62,7 @@ def _function(kernel: piper.KernelOp) -> Iterator[str]:
     nodes = list(graph.nodes)
     names = _name(nodes)
     parameters = ", ".join(names[node] for node in nodes if node.op == "placeholder")
-    yield f"def {kernel_name(kernel.sym_name.value)}({parameters}):"
+    yield f"def {identifier(kernel.sym_name.value)}({parameters}):"
     ops = [node for node in nodes if _is_line(node)]
     dropped = _last_uses(ops, graph.output_node())
     previous = None

@@ -1,0 +1,12 @@
+"""Makes the models of the capture tests importable, and keeps captures fast."""
+
+import logging
+import sys
+from pathlib import Path
+
+import torch
+
+# pytest would record torch's structured trace log, which makes a capture several times slower.
+logging.getLogger("torch.__trace").propagate = False
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[1] / "frontend"))
