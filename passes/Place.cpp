@@ -121,6 +121,10 @@ private:
     SmallVector<int64_t> sizes = place.getSizes()
                                      ? llvm::to_vector(*place.getSizes())
                                      : cutByFlops(loads, stages);
+    if (llvm::any_of(sizes, [](int64_t size) { return size < 1; }))
+      return place.emitOpError("expected at least one chunk per stage, got "
+                               "sizes [")
+             << sizes << "]";
     if (llvm::sum_of(sizes) != int64_t(weights.size()))
       return place.emitOpError("expected sizes that add up to ")
              << weights.size() << " chunks, got " << llvm::sum_of(sizes);
