@@ -90,7 +90,8 @@ def import_states(module: ir.Module, states: Iterable[StateSpec]) -> None:
         for spec in states:
             attributes = _state_attributes(spec)
             if spec.name not in known:
-                ir.Operation.create("piper.state", attributes=attributes)
+                where = ir.Location.name(spec.name)
+                ir.Operation.create("piper.state", attributes=attributes, loc=where)
             elif _attributes(known[spec.name]) != attributes:
                 raise CaptureError(
                     f"state {spec.name!r} expected a name of its own, got that of "
@@ -125,7 +126,7 @@ def import_step(module: ir.Module, captured: Capture) -> piper.StepOp:
     is used but is no tensor, and for an argument or dtype that the dialect cannot express.
     """
     import_states(module, captured.states)
-    with ir.InsertionPoint(module.body), ir.Location.unknown():
+    with ir.InsertionPoint(module.body), ir.Location.name(captured.name):
         step = piper.StepOp(
             sym_name=captured.name,
             phase=piper.Phase.Captured,
@@ -134,7 +135,10 @@ def import_step(module: ir.Module, captured: Capture) -> piper.StepOp:
             dims=[-1 if spec.dim is None else spec.dim for spec in captured.inputs],
             batch=_whole_batch(captured),
         )
-        block = step.body.blocks.append(*map(_input_type, captured.inputs))
+        block = step.body.blocks.append(
+            *map(_input_type, captured.inputs),
+            arg_locs=[ir.Location.name(spec.name) for spec in captured.inputs],
+        )
         with ir.InsertionPoint(block):
             _StepImporter(captured, block).run()
     return step
@@ -191,7 +195,8 @@ class _StepImporter:
         if found.kind == "input":
             self._values[node] = self._inputs[found.name]
         elif found.kind == "state":
-            read = piper.ReadOp(result=tensor_type(node.meta["val"]), symbol=found.name)
+            type_, where = tensor_type(node.meta["val"]), ir.Location.name(found.name)
+            read = piper.ReadOp(result=type_, symbol=found.name, loc=where)
             self._values[node] = read.result
 
     def _emit_tangent(self, loss: LossSpec) -> None:
@@ -259,7 +264,7 @@ class _StepImporter:
             state=part.state,
             value=self._values[part.node],
             tag=tag_attribute(part.tag),
-            loc=site_location(site_of(part.node)) if is_op else None,
+            loc=site_location(site_of(part.node)) if is_op else ir.Location.name(part.state),
         )
 
     def _emit_output(self, loss: LossSpec) -> None:
