@@ -1,9 +1,9 @@
-"""Removing views that see just what they are taken of, so that gradients and saved values are not
-views.
+"""Removing views that see just what they are taken of, or make up for a kept dim, so that gradients
+and saved values are not views.
 
     mm = aten.mm(t(dy), x)
-    dw = aten.t(aten.t(mm))                     ->  dw = mm
-    db = aten.view(aten.sum(dy, [0], True), [16])   ->  db = aten.sum(dy, [0], False)
+    dw = aten.t(aten.t(mm))                        ->  dw = mm
+    db = aten.view(aten.sum(dy, [0], True), [16])  ->  db = aten.sum(dy, [0], False)
 """
 
 from __future__ import annotations
