@@ -25,6 +25,13 @@ llvm::SmallVector<DirectiveOp> findDirectives(mlir::ModuleOp module) {
   return llvm::to_vector(strategy.getBody().getOps<DirectiveOp>());
 }
 
+/// The first directive of one kind, or null.
+template <typename DirectiveOp>
+mlir::Operation *findDirective(mlir::ModuleOp module) {
+  llvm::SmallVector<DirectiveOp> all = findDirectives<DirectiveOp>(module);
+  return all.empty() ? nullptr : all.front().getOperation();
+}
+
 /// Sets facts, and refuses a second directive that says otherwise. All
 /// directives of a kind stay in the strategy, so both can be shown.
 class FactRecorder {

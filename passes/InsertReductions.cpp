@@ -12,6 +12,7 @@
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
+#include "passes/Streams.h"
 
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
@@ -26,18 +27,13 @@ namespace piper {
 
 namespace {
 
-template <typename DirectiveOp> Operation *firstDirective(ModuleOp module) {
-  auto found = findDirectives<DirectiveOp>(module);
-  return found.empty() ? nullptr : found.front().getOperation();
-}
-
 class Reducer {
 public:
   Reducer(ClusterOp cluster, SymbolTable &symbols)
       : cluster(cluster), module(cluster->getParentOfType<ModuleOp>()),
         symbols(symbols), mesh(findMesh(module)), builder(cluster.getContext()),
-        replicate(firstDirective<DoReplicateOp>(module)),
-        update(firstDirective<DoUpdateOp>(module)) {}
+        replicate(findDirective<DoReplicateOp>(module)),
+        update(findDirective<DoUpdateOp>(module)) {}
 
   LogicalResult run() {
     llvm::MapVector<Attribute, SmallVector<SumOp>> counts, losses, gradients;
@@ -114,23 +110,14 @@ private:
     if (values.size() > 1)
       across = mesh.getUnrolledAxis().getName();
     StringAttr stream = axes.empty() ? across : cast<StringAttr>(axes[0]);
-    auto op = AllReduceOp::create(
-        builder, loc, types, values, builder.getDenseI64ArrayAttr(at), axes,
-        across, StringAttr(), IntegerAttr(), getStream(stream), ValueRange());
+    auto op = AllReduceOp::create(builder, loc, types, values,
+                                  builder.getDenseI64ArrayAttr(at), axes,
+                                  across, StringAttr(), IntegerAttr(),
+                                  declareStream(symbols, stream), ValueRange());
     for (auto [given, result] : llvm::zip(values, op.getResults()))
       Value(given).replaceUsesWithIf(
           result, [&](OpOperand &use) { return use.getOwner() != op; });
     return llvm::to_vector_of<Value>(op.getResults());
-  }
-
-  FlatSymbolRefAttr getStream(StringAttr name) {
-    if (!module.lookupSymbol(name)) {
-      OpBuilder::InsertionGuard guard(builder);
-      builder.setInsertionPointToStart(module.getBody());
-      StreamOp::create(builder, module.getLoc(), name, IntegerAttr(),
-                       IntegerAttr());
-    }
-    return FlatSymbolRefAttr::get(name);
   }
 
   OptimizationAttr getOptimization(BucketOp bucket) {

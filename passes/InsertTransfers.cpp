@@ -8,6 +8,7 @@
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
+#include "passes/Streams.h"
 
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
@@ -21,66 +22,67 @@ namespace piper {
 
 namespace {
 
-class InsertTransfersPass
-    : public impl::InsertTransfersPassBase<InsertTransfersPass> {
-  void runOnOperation() override {
-    MeshOp mesh = findMesh(getOperation());
-    for (auto cluster : getOperation().getOps<ClusterOp>()) {
-      if (cluster.getPhase() != Phase::Unrolled)
-        continue;
-      connect(cluster, mesh);
-      cluster.setPhase(Phase::Connected);
-    }
-  }
+/// The location of an op without the directive that was added to it.
+Location sourceOf(Operation *op) {
+  if (auto fused = dyn_cast<FusedLoc>(op->getLoc()))
+    return fused.getLocations().front();
+  return op->getLoc();
+}
 
-  void connect(ClusterOp cluster, MeshOp mesh) {
-    // One transfer per value and destination, shared by all users there.
-    llvm::DenseMap<std::pair<Value, int64_t>, Value> moved;
-    OpBuilder builder(cluster.getContext());
+/// Connects the coordinates of one cluster.
+class Connector {
+public:
+  Connector(ClusterOp cluster, Operation *place, FlatSymbolRefAttr stream)
+      : cluster(cluster), place(place), stream(stream),
+        builder(cluster.getContext()) {}
+
+  void run() {
     for (Operation &op : llvm::make_early_inc_range(cluster.getBlock())) {
       std::optional<int64_t> at = getCoordinate(&op);
       if (!at)
         continue;
-      for (OpOperand &operand : op.getOpOperands()) {
-        int64_t from = getCoordinate(operand.get());
-        if (from == *at)
-          continue;
-        Value &there = moved[{operand.get(), *at}];
-        if (!there)
-          there = move(operand.get(), from, *at, mesh, builder);
-        operand.set(there);
-      }
+      for (OpOperand &operand : op.getOpOperands())
+        if (getCoordinate(operand.get()) != *at)
+          operand.set(getMoved(operand.get(), *at));
     }
+    cluster.setPhase(Phase::Connected);
   }
 
-  Value move(Value value, int64_t from, int64_t to, MeshOp mesh,
-             OpBuilder &builder) {
+private:
+  /// One transfer per value and destination, shared by all users there.
+  Value getMoved(Value value, int64_t to) {
+    Value &there = moved[{value, to}];
+    if (there)
+      return there;
     Operation *maker = value.getDefiningOp();
     auto run = dyn_cast<RunOp>(maker);
-    auto places = findDirectives<DoPlaceOp>(getOperation());
-    Operation *place = places.empty() ? nullptr : places.front().getOperation();
     builder.setInsertionPointAfter(maker);
-    return TransferOp::create(
-        builder, withDirective(sourceOf(maker), place), value.getType(), value,
-        from, to, run ? run.getMb().value_or(0) : 0,
-        getStream(mesh.getUnrolledAxis().getName(), builder));
+    there = TransferOp::create(builder, withDirective(sourceOf(maker), place),
+                               value.getType(), value, getCoordinate(value), to,
+                               run ? run.getMb().value_or(0) : 0, stream);
+    return there;
   }
 
-  /// The location of an op without the directive that was added to it.
-  static Location sourceOf(Operation *op) {
-    if (auto fused = dyn_cast<FusedLoc>(op->getLoc()))
-      return fused.getLocations().front();
-    return op->getLoc();
-  }
+  ClusterOp cluster;
+  Operation *place;
+  FlatSymbolRefAttr stream;
+  OpBuilder builder;
+  llvm::DenseMap<std::pair<Value, int64_t>, Value> moved;
+};
 
-  FlatSymbolRefAttr getStream(StringAttr name, OpBuilder &builder) {
-    if (!getOperation().lookupSymbol(name)) {
-      OpBuilder::InsertionGuard guard(builder);
-      builder.setInsertionPointToStart(getOperation().getBody());
-      StreamOp::create(builder, getOperation().getLoc(), name, IntegerAttr(),
-                       IntegerAttr());
-    }
-    return FlatSymbolRefAttr::get(name);
+class InsertTransfersPass
+    : public impl::InsertTransfersPassBase<InsertTransfersPass> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    SymbolTable symbols(module);
+    Operation *place = findDirective<DoPlaceOp>(module);
+    FlatSymbolRefAttr stream;
+    MeshOp mesh = findMesh(module);
+    if (AxisAttr axis = mesh ? mesh.getUnrolledAxis() : AxisAttr())
+      stream = declareStream(symbols, axis.getName());
+    for (auto cluster : module.getOps<ClusterOp>())
+      if (cluster.getPhase() == Phase::Unrolled)
+        Connector(cluster, place, stream).run();
   }
 };
 

@@ -17,7 +17,9 @@
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
+
 #include "llvm/ADT/TypeSwitch.h"
+#include <deque>
 
 using namespace mlir;
 
@@ -88,28 +90,26 @@ public:
     builder.setInsertionPointToStart(&program.getBlock());
   }
 
+  /// Adds what this coordinate does for an op that it takes part in.
   void add(Operation &op) {
-    llvm::TypeSwitch<Operation *>(&op)
-        .Case<TransferOp>([&](auto transfer) { addTransfer(transfer); })
-        .Case<AllReduceOp>([&](auto reduction) { addReduction(reduction); })
-        .Default([&](Operation *other) {
-          if (getCoordinate(other) == at)
-            addCompute(other);
-        });
+    if (auto transfer = dyn_cast<TransferOp>(op))
+      addTransfer(transfer);
+    else if (auto reduction = dyn_cast<AllReduceOp>(op))
+      addReduction(reduction);
+    else
+      addCompute(&op);
   }
 
   void finish() { frees.insert(); }
 
 private:
   void addTransfer(TransferOp transfer) {
-    int64_t from = transfer.getFrom(), to = transfer.getTo();
-    if (from == at) {
+    if (int64_t(transfer.getFrom()) == at) {
       Value value = mapping.lookup(transfer.getValue());
       SendOp::create(builder, transfer.getLoc(), event, value,
                      transfer.getToAttr(), transfer.getMbAttr(),
                      comms.getMessages(transfer), ready(value));
-      lastRecord = Value();
-    } else if (to == at) {
+    } else {
       if (!lastRecord)
         lastRecord = RecordOp::create(builder, transfer.getLoc(), event);
       auto recv = RecvOp::create(
@@ -122,10 +122,7 @@ private:
   }
 
   void addReduction(AllReduceOp op) {
-    auto place = llvm::find(*op.getAt(), at);
-    if (place == op.getAt()->end())
-      return;
-    size_t index = place - op.getAt()->begin();
+    size_t index = llvm::find(*op.getAt(), at) - op.getAt()->begin();
     Value input = mapping.lookup(op.getInputs()[index]);
     SmallVector<Type> types = {op.getResultTypes()[index], event};
     auto lowered = AllReduceOp::create(
@@ -183,25 +180,53 @@ private:
   Value lastRecord; // a record with no compute since
 };
 
+/// The coordinates that take part in an op; none for an op that is not lowered.
+SmallVector<int64_t> getCoordinates(Operation &op) {
+  if (auto transfer = dyn_cast<TransferOp>(op))
+    return {int64_t(transfer.getFrom()), int64_t(transfer.getTo())};
+  if (auto reduction = dyn_cast<AllReduceOp>(op))
+    return llvm::to_vector(*reduction.getAt());
+  if (std::optional<int64_t> at = getCoordinate(&op))
+    return {*at};
+  return {};
+}
+
 class LowerProgramsPass
     : public impl::LowerProgramsPassBase<LowerProgramsPass> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
-    MeshOp mesh = findMesh(module);
     Communicators comms(module);
-    for (auto cluster : llvm::to_vector(module.getOps<ClusterOp>())) {
-      if (cluster.getPhase() != Phase::Ordered)
-        continue;
-      OpBuilder builder(module.getContext());
-      builder.setInsertionPointToEnd(module.getBody());
-      for (int64_t at = 0; at < mesh.getNumCoordinates(); ++at)
-        lower(cluster, at, mesh, comms, builder);
-      cluster.setPhase(Phase::Lowered);
-    }
+    OpBuilder builder(module.getContext());
+    builder.setInsertionPointToEnd(module.getBody());
+    for (auto cluster : llvm::to_vector(module.getOps<ClusterOp>()))
+      if (cluster.getPhase() == Phase::Ordered &&
+          failed(lower(cluster, comms, builder)))
+        return signalPassFailure();
   }
 
-  void lower(ClusterOp cluster, int64_t at, MeshOp mesh, Communicators &comms,
-             OpBuilder &builder) {
+  /// Builds all programs of a cluster in one walk.
+  LogicalResult lower(ClusterOp cluster, Communicators &comms,
+                      OpBuilder &builder) {
+    MeshOp mesh = findMesh(cluster);
+    std::deque<ProgramBuilder> programs;
+    for (int64_t at = 0; at < mesh.getNumCoordinates(); ++at)
+      programs.emplace_back(createProgram(cluster, at, mesh, builder), comms);
+    for (Operation &op : cluster.getBlock()) {
+      SmallVector<int64_t> coordinates = getCoordinates(op);
+      if (coordinates.empty())
+        return op.emitOpError("cannot be lowered yet: expected an instruction "
+                              "of one coordinate, a transfer or an all_reduce");
+      for (int64_t at : coordinates)
+        programs[at].add(op);
+    }
+    for (ProgramBuilder &program : programs)
+      program.finish();
+    cluster.setPhase(Phase::Lowered);
+    return success();
+  }
+
+  ProgramOp createProgram(ClusterOp cluster, int64_t at, MeshOp mesh,
+                          OpBuilder &builder) {
     AxisAttr axis = mesh.getUnrolledAxis();
     StringRef prefix = axis ? axis.getName().getValue() : "";
     auto program = ProgramOp::create(
@@ -210,10 +235,7 @@ class LowerProgramsPass
         FlatSymbolRefAttr::get(cluster.getSymNameAttr()),
         builder.getI64IntegerAttr(at));
     program.getBody().emplaceBlock();
-    ProgramBuilder lowering(program, comms);
-    for (Operation &op : cluster.getBlock())
-      lowering.add(op);
-    lowering.finish();
+    return program;
   }
 };
 

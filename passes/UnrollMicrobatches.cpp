@@ -15,7 +15,9 @@
 
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
+
 #include "llvm/ADT/MapVector.h"
+#include <map>
 
 using namespace mlir;
 
@@ -28,13 +30,13 @@ namespace {
 
 using Key =
     std::tuple<Value, int64_t, int64_t>; // value, microbatch, coordinate
-using Sums = llvm::MapVector<int64_t, SmallVector<Value>>; // by coordinate
+using Sums = std::map<int64_t, SmallVector<Value>>; // by coordinate
 
 class Unroller {
 public:
   Unroller(StepOp step, SymbolTable &symbols)
       : step(step), symbols(symbols), builder(step.getContext()),
-        order(first<DoOrderOp>()) {}
+        order(findDirective<DoOrderOp>(step->getParentOfType<ModuleOp>())) {}
 
   LogicalResult run() {
     builder.setInsertionPointAfter(step);
@@ -61,11 +63,6 @@ public:
   }
 
 private:
-  template <typename DirectiveOp> Operation *first() {
-    auto found = findDirectives<DirectiveOp>(step->getParentOfType<ModuleOp>());
-    return found.empty() ? nullptr : found.front().getOperation();
-  }
-
   int64_t numMicrobatches() { return *step.getMicrobatches(); }
 
   ChunkOp getChunk(RunOp run) {

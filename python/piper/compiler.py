@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from piper.emit import emit_kernels, emit_manifest, emit_programs
 from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
+from piper.frontend.attributes import find_line
 from piper.frontend.importer import import_step
+from piper.frontend.simplify import simplify
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
 from piper.strategy import Strategy
@@ -61,7 +63,12 @@ def compile(
             snapshots[level.name] = _text(module)
         texts = _emit(module)
     texts |= {f"ir/{name}.mlir": text for name, text in snapshots.items()}
-    constants = {state.name: state.value for state in captures[0].states if state.value is not None}
+    constants = {
+        state.name: state.value
+        for taken in captures
+        for state in taken.states
+        if state.value is not None
+    }
     factory = None if strategy.update is None else strategy.update.factory
     return Program(texts, constants=constants, model=model, optimizer=factory)
 
@@ -103,7 +110,7 @@ def _capture(
         )
         for take in (capture, capture_eval)
     ]
-    return [replace(taken, data_shards=every) for taken in captures]
+    return [simplify(replace(taken, data_shards=every)) for taken in captures]
 
 
 def _is_distributed() -> bool:
@@ -126,11 +133,13 @@ def _diagnostics(error: Any) -> Iterator[str]:
     for diagnostic in error.error_diagnostics:
         yield f"{_place(diagnostic.location)}: {diagnostic.message}"
         for note in diagnostic.notes:
-            yield f"{_place(note.location)}: note: {note.message}"
+            if not note.message.startswith("see current operation"):
+                yield f"{_place(note.location)}: note: {note.message}"
 
 
 def _place(location: ir.Location) -> str:
-    return str(location).removeprefix("loc(").removesuffix(")").replace('"', "")
+    found = find_line(location)
+    return "the compiler" if found is None else f"{found[0]}:{found[1]}"
 
 
 def _text(module: ir.Module) -> str:
