@@ -1,0 +1,197 @@
+// Programs that use what is not there yet, or not any more.
+// RUN: piper-opt %s -split-input-file -verify-diagnostics --piper-verify
+
+// A send waits for what it sends.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  // expected-note @+1 {{it is made here}}
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected to wait for what makes operand 0 on another stream}}
+  %s = send %x to 1 mb 0 on @send$0.1 : !x
+}
+
+// -----
+
+// A record that comes too early does not help.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %e = record
+  // expected-note @+1 {{it is made here}}
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected to wait for what makes operand 0 on another stream}}
+  %s = send %x to 1 mb 0 on @send$0.1 after %e : !x
+}
+
+// -----
+
+// Compute waits for what it receives; an event that another instruction awaited
+// before is enough, one of another message is not.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp1 of @train$cluster at 1 {
+  %f = record
+  %y, %r = recv from 0 mb 0 on @send$0.1 after %f : !x
+  // expected-note @+1 {{it is made here}}
+  %z, %s = recv from 0 mb 1 on @send$0.1 after %f : !x
+  output "y" %y after %r : !x
+  output "again" %y : !x
+  // expected-error @+1 {{expected to wait for what makes operand 0 on another stream}}
+  output "z" %z : !x
+}
+
+// -----
+
+// A value is gone once it is freed.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-note @+1 {{it is released here}}
+  free %x : !x
+  // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
+  output "x" %x : !x
+}
+
+// -----
+
+// It is freed once.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-note @+1 {{it is released here}}
+  free %x : !x
+  // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
+  free %x : !x
+}
+
+// -----
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected to release each value once}}
+  free %x, %x : !x, !x
+}
+
+// -----
+
+// Whoever reads it on another stream finishes first.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  // expected-note @+1 {{it is read here}}
+  %s = send %x to 1 mb 0 on @send$0.1 after %e : !x
+  // expected-error @+1 {{expected to wait for a stream that reads what it releases}}
+  free %x : !x
+}
+
+// -----
+
+// What is received is freed behind its arrival.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp1 of @train$cluster at 1 {
+  %f = record
+  // expected-note @+1 {{it is made here}}
+  %y, %r = recv from 0 mb 0 on @send$0.1 after %f : !x
+  // expected-error @+1 {{expected to wait for what makes operand 0 on another stream}}
+  free %y : !x
+}
+
+// -----
+
+// A buffer may be one that compute has just freed, and may still be using.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp1 of @train$cluster at 1 {
+  %f = record
+  %x = input "x" mb 0 : !x
+  // expected-note @+1 {{compute releases memory here}}
+  free %x : !x
+  // expected-error @+1 {{expected to wait for the point of compute at which its buffer is taken}}
+  %y, %r = recv from 0 mb 0 on @send$0.1 after %f : !x
+}
+
+// -----
+
+// An accumulation overwrites the sum so far: what reads it finishes first.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %G = accumulate @w$b %x : !x -> !x
+  %e = record
+  // expected-note @+1 {{it is read here}}
+  %s = send %G to 1 mb 0 on @send$0.1 after %e : !x
+  // expected-error @+1 {{expected to wait for a stream that reads what it releases}}
+  %H = accumulate @w$b %x onto %G : !x -> !x
+}
+
+// -----
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %G = accumulate @w$b %x : !x -> !x
+  // expected-note @+1 {{it is released here}}
+  %H = accumulate @w$b %x onto %G : !x -> !x
+  // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
+  output "g" %G : !x
+}

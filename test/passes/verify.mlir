@@ -1,0 +1,93 @@
+// What piper-verify accepts; what it refuses is in verify-*-invalid.mlir.
+// RUN: piper-opt %s -split-input-file --piper-verify | FileCheck %s
+
+// Waiting is transitive: the record stands for all that compute has waited for,
+// so that the second send may pass on what was received, and the free needs no
+// event of the first: compute knows it from the record that came back.
+
+!x = tensor<4xf32>
+
+// CHECK: piper.program @train$pp0
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  %s = send %x to 1 mb 0 on @send$0.1 after %e : !x
+  %t = send %x to 1 mb 1 on @send$0.1 after %e : !x
+  %y, %r = recv from 1 mb 0 on @send$1.0 after %e : !x
+  // The stream is in order: who waits for the second send waits for the first.
+  output "y" %y after %t, %r : !x
+  free %x, %y : !x, !x
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+  %e = record
+  %y, %r = recv from 0 mb 0 on @send$0.1 after %e : !x
+  %z, %t = recv from 0 mb 1 on @send$0.1 after %e : !x
+  output "y" %y after %r : !x
+  %f = record
+  %s = send %y to 0 mb 0 on @send$1.0 after %f : !x
+}
+
+// -----
+
+// Each communicator is a queue of its own: what both coordinates issue in
+// another order, but without waiting in between, finishes.
+
+!x = tensor<4xf32>
+
+// CHECK: piper.program @train$pp0
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @a axes [] coordinates [0, 1] for @pp
+piper.comm @b axes [] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  %a, %ae = all_reduce %x over [] across "pp" on @a after %e : !x -> !x, !piper.event
+  %b, %be = all_reduce %x over [] across "pp" on @b after %e : !x -> !x, !piper.event
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  %b, %be = all_reduce %x over [] across "pp" on @b after %e : !x -> !x, !piper.event
+  %a, %ae = all_reduce %x over [] across "pp" on @a after %e : !x -> !x, !piper.event
+}
+
+// -----
+
+// What the host waited for, every later instruction may use.
+
+!n = tensor<2xi64>
+!v = tensor<2xi64, #piper.layout<ep = varying>>
+
+// CHECK: piper.program @train$0
+piper.mesh @mesh [ep = 2 manual]
+piper.stream @ep
+piper.comm @ep$0 axes ["ep"] coordinates [0] for @ep
+piper.program @train$0 of @train$cluster at 0 {
+  %n = input "n" mb 0 : !v
+  %e = record
+  %r, %re = all_to_all %n dim 0 over ["ep"] on @ep$0 after %e : !v -> !v, !piper.event
+  %s, %t = host_wait %n, %r : !v, !v -> !piper.sizes, !piper.sizes
+  %q, %qe = all_to_all %n dim 0 sizes %s, %t over ["ep"] on @ep$0 : !v -> !v, !piper.event
+  output "r" %r : !v
+  free %n, %r, %s after %qe : !v, !v, !piper.sizes
+}
+
+// -----
+
+// Programs of different clusters do not meet: each has all its coordinates.
+
+!x = tensor<4xf32>
+
+// CHECK: piper.program @eval$0
+piper.mesh @mesh [dp = 2 manual]
+piper.program @train$0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+}
+piper.program @eval$0 of @eval$cluster at 0 {
+  %x = input "x" mb 0 : !x
+}
