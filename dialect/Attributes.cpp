@@ -67,8 +67,9 @@ Attribute AxisAttr::parse(AsmParser &parser, Type) {
 }
 
 void AxisAttr::print(AsmPrinter &printer) const {
-  printer << '<' << getName().getValue() << " = " << getSize() << ' '
-          << stringifyAxisRole(getRole()) << '>';
+  printer << '<';
+  printer.printKeywordOrString(getName().getValue());
+  printer << " = " << getSize() << ' ' << stringifyAxisRole(getRole()) << '>';
 }
 
 LogicalResult
@@ -98,8 +99,8 @@ static FailureOr<AxisKindAttr> parseAxisKind(AsmParser &parser,
 }
 
 static void printAxisKind(AsmPrinter &printer, AxisKindAttr axis) {
-  printer << axis.getAxis().getValue() << " = "
-          << stringifyKind(axis.getKind());
+  printer.printKeywordOrString(axis.getAxis().getValue());
+  printer << " = " << stringifyKind(axis.getKind());
   if (axis.getKind() == Kind::Shard)
     printer << '(' << axis.getDim() << ')';
 }
@@ -128,10 +129,13 @@ Attribute LayoutAttr::parse(AsmParser &parser, Type) {
     StringAttr word;
     if (parseWord(parser, word) || parser.parseEqual())
       return failure();
-    if (word == "bound")
-      return parser.parseInteger(bound);
-    if (word == "expect")
-      return parser.parseInteger(expect);
+    // An axis may be called `bound`: a kind is no number.
+    if (word == "bound" || word == "expect") {
+      int64_t &rows = word == "bound" ? bound : expect;
+      OptionalParseResult number = parser.parseOptionalInteger(rows);
+      if (number.has_value())
+        return *number;
+    }
     FailureOr<AxisKindAttr> kind = parseAxisKind(parser, word);
     if (failed(kind))
       return failure();
@@ -147,13 +151,15 @@ Attribute LayoutAttr::parse(AsmParser &parser, Type) {
 
 void LayoutAttr::print(AsmPrinter &printer) const {
   printer << '<';
-  llvm::interleaveComma(getAxes(), printer, [&](AxisKindAttr axis) {
+  StringRef separator = "";
+  for (AxisKindAttr axis : getAxes()) {
+    printer << std::exchange(separator, ", ");
     printAxisKind(printer, axis);
-  });
+  }
   if (getBound())
-    printer << (getAxes().empty() ? "" : ", ") << "bound = " << getBound();
+    printer << std::exchange(separator, ", ") << "bound = " << getBound();
   if (getExpect())
-    printer << ", expect = " << getExpect();
+    printer << std::exchange(separator, ", ") << "expect = " << getExpect();
   printer << '>';
 }
 
@@ -165,6 +171,9 @@ LayoutAttr::verify(llvm::function_ref<InFlightDiagnostic()> emitError,
     if (!seen.insert(axis.getAxis()).second)
       return emitError() << "expected each axis once in a layout, got '"
                          << axis.getAxis().getValue() << "' twice";
+  if (bound < 0 || expect < 0)
+    return emitError() << "expected no negative number of rows, got bound = "
+                       << bound << " and expect = " << expect;
   if (expect > bound)
     return emitError() << "expected no more rows than the bound of " << bound
                        << ", got expect = " << expect;

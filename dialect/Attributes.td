@@ -57,6 +57,7 @@ def Piper_LayoutAttr : Piper_Attr<"Layout", "layout",
     **Constraints**
     - no axis appears twice
     - a sharded dim exists in the tensor
+    - bound and expectation are not negative, and the bound is the larger
     - a dynamic shape has a bound; a static shape has none
   }];
   let parameters = (ins

@@ -29,27 +29,35 @@ static std::optional<Cell> parseCell(StringRef word) {
   return cell;
 }
 
+/// Appends the cells of a word: one, or the two of a pair that may overlap.
+static bool parseWord(StringRef word, SmallVectorImpl<Cell> &cells) {
+  SmallVector<StringRef> parts = {word};
+  if (word.consume_front("(")) {
+    if (!word.consume_back(")OVERLAP_F_B"))
+      return false;
+    parts.clear();
+    word.split(parts, ';');
+    if (parts.size() != 2)
+      return false;
+  }
+  for (StringRef part : parts) {
+    std::optional<Cell> cell = parseCell(part);
+    if (!cell)
+      return false;
+    cells.push_back(*cell);
+  }
+  return true;
+}
+
 std::optional<SmallVector<Cell>> piper::parseCells(StringRef row,
                                                    std::string &reason) {
   SmallVector<Cell> cells;
   SmallVector<StringRef> words;
   row.split(words, ' ', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
-  for (StringRef word : words) {
-    StringRef inner = word;
-    if (inner.consume_front("(") && !inner.consume_back(")OVERLAP_F_B")) {
+  for (StringRef word : words)
+    if (!parseWord(word, cells)) {
       reason = ("'" + word + "'").str();
       return std::nullopt;
     }
-    SmallVector<StringRef> parts;
-    inner.split(parts, ';');
-    for (StringRef part : parts) {
-      std::optional<Cell> cell = parseCell(part);
-      if (!cell) {
-        reason = ("'" + word + "'").str();
-        return std::nullopt;
-      }
-      cells.push_back(*cell);
-    }
-  }
   return cells;
 }

@@ -34,7 +34,7 @@ def Piper_ClusterOp : Piper_ContainerOp<"cluster", [NoTerminator,
                        OptionalAttr<FlatSymbolRefAttr>:$order,
                        Piper_Index:$microbatches);
   let assemblyFormat = [{
-    $sym_name `of` $of `phase` `=` $phase `mesh` `=` $mesh (`order` `=` $order^)?
+    $sym_name `of` $of `phase` `=` `` $phase `mesh` `=` $mesh (`order` `=` $order^)?
     `microbatches` `=` $microbatches $body attr-dict
   }];
   let extraClassDeclaration = [{
@@ -42,7 +42,8 @@ def Piper_ClusterOp : Piper_ContainerOp<"cluster", [NoTerminator,
   }];
 }
 
-def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered, AllTypesMatch<["value", "result"]>]> {
+def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered,
+    AllTypesMatch<["value", "result"]>, Piper_SymbolUser, Piper_ResultNames]> {
   let summary = "move a value to another coordinate";
   let description = [{
     One op, with both ends: a send and a receive that nobody can mismatch. There
@@ -50,7 +51,9 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered, AllTypesMatch<["valu
 
     **Constraints**
     - source and destination differ
-    - the value arises at the source and is used at the destination
+    - the stream exists
+    - from phase `connected` on, the value arises at the source and is used at the
+      destination (`piper-verify`)
 
     ```mlir
     %1 = transfer %0 from 0 to 1 mb 2 on @pp : !x
@@ -66,10 +69,16 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered, AllTypesMatch<["valu
 }
 
 // One operand and result per coordinate in a cluster; in a program one operand,
-// and an event as the last result.
+// and an event as the last result. Of every collective:
+// - more than one operand needs `across`
+// - `over` names manual or auto axes of the mesh, `across` its unrolled axis
+// - the stream or communicator exists
+// - layouts name the same axes before and after, and keep the kinds that the
+//   collective does not change
 class Piper_Collective<string mnemonic, dag extra, list<Trait> traits = []>
     : Piper_Op<mnemonic, traits # [Piper_Ordered, AttrSizedOperandSegments,
-        DeclareOpInterfaceMethods<Piper_CollectiveOp>]> {
+        DeclareOpInterfaceMethods<Piper_CollectiveOp>, Piper_SymbolUser,
+        Piper_ResultNames]> {
   let arguments = !con((ins Variadic<AnyRankedTensor>:$inputs,
                             OptionalAttr<DenseI64ArrayAttr>:$at, StrArrayAttr:$over,
                             OptionalAttr<StrAttr>:$across,
@@ -111,7 +120,8 @@ def Piper_AllGatherOp : Piper_Collective<"all_gather", (ins Piper_Index:$dim)> {
   let description = [{
     **Constraints**
     - on the gathered axes operands are sharded on `dim` and results replicated
-    - the dim grows by the product of the axis sizes
+    - the dim grows by the product of the axis sizes; the dtype and the other dims
+      stay
 
     ```mlir
     %f = all_gather %s at [1] dim 0 over ["dp"] on @gather : !cS -> !cR
@@ -126,7 +136,8 @@ def Piper_ReduceScatterOp : Piper_Collective<"reduce_scatter", (ins Piper_Index:
   let description = [{
     **Constraints**
     - on the reduced axes operands are partial and results sharded on `dim`
-    - the dim shrinks by the product of the axis sizes
+    - the dim shrinks by the product of the axis sizes; the dtype and the other
+      dims stay
 
     ```mlir
     %i = reduce_scatter %h at [1] dim 0 over ["dp"] on @reduce : !fP -> !vS
@@ -146,6 +157,7 @@ def Piper_AllToAllOp : Piper_Collective<"all_to_all",
 
     **Constraints**
     - on the axes the values are varying
+    - the dtype and the other dims stay
     - both sizes are given, or neither
 
     ```mlir
@@ -184,12 +196,12 @@ def Piper_BroadcastOp : Piper_Collective<"broadcast", (ins Piper_Index:$root)> {
       "`root` $root ", CollectiveTail);
 }
 
-def Piper_SliceOp : Piper_Op<"slice", [Pure]> {
+def Piper_SliceOp : Piper_Op<"slice", [Piper_Ordered, Piper_SymbolUser]> {
   let summary = "keep a rank's own part of a replicated value";
   let description = [{
     **Constraints**
     - on the axis the operand is replicated and the result sharded on `dim`
-    - the dim shrinks by the size of the axis
+    - the dim shrinks by the size of the axis; nothing else in the types changes
 
     ```mlir
     %1 = slice %0 dim 0 over "dp" at 0 : !R -> !S
@@ -204,9 +216,12 @@ def Piper_SliceOp : Piper_Op<"slice", [Pure]> {
   let hasVerifier = 1;
 }
 
-def Piper_AxisIndexOp : Piper_Op<"axis_index", [Pure]> {
+def Piper_AxisIndexOp : Piper_Op<"axis_index", [Pure, Piper_SymbolUser]> {
   let summary = "give a rank's position along an axis";
   let description = [{
+    **Constraints**
+    - the axis is a manual or auto axis of the mesh
+
     ```mlir
     %i = axis_index "tp" at 0 : tensor<i64, #piper.layout<tp = varying>>
     ```
@@ -216,7 +231,7 @@ def Piper_AxisIndexOp : Piper_Op<"axis_index", [Pure]> {
   let assemblyFormat = "$axis (`at` $at^)? attr-dict `:` type($result)";
 }
 
-def Piper_ConvertOp : Piper_Op<"convert", [Pure]> {
+def Piper_ConvertOp : Piper_Op<"convert", [Piper_Ordered]> {
   let summary = "change the dtype";
   let description = [{
     **Constraints**
@@ -233,7 +248,8 @@ def Piper_ConvertOp : Piper_Op<"convert", [Pure]> {
   let hasVerifier = 1;
 }
 
-def Piper_SumOp : Piper_Op<"sum", [Pure, AttrSizedOperandSegments]> {
+def Piper_SumOp : Piper_Op<"sum", [Piper_Ordered, AttrSizedOperandSegments,
+    Piper_SymbolUser]> {
   let summary = "add contributions that arise at one coordinate";
   let description = [{
     With a bucket, the contributions are gradients; ordering expands the op to
@@ -242,6 +258,7 @@ def Piper_SumOp : Piper_Op<"sum", [Pure, AttrSizedOperandSegments]> {
 
     **Constraints**
     - at least one operand; all have the shape and layout of the result
+    - the bucket exists, and the result has the type of its slot `grad`
 
     ```mlir
     %G = sum bucket @fc.weight$b %g_0, %g_1 at 0 : !g -> !g
@@ -259,13 +276,15 @@ def Piper_SumOp : Piper_Op<"sum", [Pure, AttrSizedOperandSegments]> {
   let hasVerifier = 1;
 }
 
-def Piper_AccumulateOp : Piper_Op<"accumulate", [Piper_Ordered, AttrSizedOperandSegments]> {
+def Piper_AccumulateOp : Piper_Op<"accumulate", [Piper_Ordered, AttrSizedOperandSegments,
+    Piper_SymbolUser]> {
   let summary = "add a contribution to a bucket's gradient, in place";
   let description = [{
     Without `onto` the sum starts from zero. Consumes the sum so far.
 
     **Constraints**
-    - the result has the type of the sum so far
+    - the contribution has the shape and layout of the result
+    - the result has the type of the sum so far, and of the bucket's slot `grad`
 
     ```mlir
     %1 = accumulate @fc.weight$b %g_1 onto %0 at 0 : !g -> !G
@@ -290,7 +309,11 @@ def Piper_SumsqOp : Piper_Op<"sumsq", [Piper_Ordered, AttrSizedOperandSegments]>
     global norm.
 
     **Constraints**
-    - on every axis the result is partial if the operands are sharded there
+    - no operand is partial; the result is a scalar
+    - on every axis either all operands are replicated, or none is: else what is
+      whole would be counted by every rank
+    - on every axis the result is partial if the operands are not replicated, and
+      only then; a zero may be partial
 
     ```mlir
     %s = sumsq %R0, %T0 at 0 : (!pR, !eR) -> !sR
@@ -300,13 +323,14 @@ def Piper_SumsqOp : Piper_Op<"sumsq", [Piper_Ordered, AttrSizedOperandSegments]>
                        Variadic<Piper_Event>:$after);
   let results = (outs AnyRankedTensor:$result);
   let assemblyFormat = [{
-    $inputs (`at` $at^)? (`after` $after^)? attr-dict `:` functional-type($inputs, $result)
+    ($inputs^)? (`at` $at^)? (`after` $after^)? attr-dict `:` functional-type($inputs, $result)
   }];
   let hasVerifier = 1;
 }
 
 def Piper_UpdateOp : Piper_Op<"update",
-    [MemoryEffects<[MemWrite<Piper_ReadsState>]>, AttrSizedOperandSegments]> {
+    [MemoryEffects<[MemWrite<Piper_ReadsState>]>, AttrSizedOperandSegments,
+     Piper_SymbolUser]> {
   let summary = "step the optimizer on this rank's part of a bucket";
   let description = [{
     `norm` is the sum of squares of all gradients, needed when `clip` bounds
@@ -316,9 +340,11 @@ def Piper_UpdateOp : Piper_Op<"update",
     **Constraints**
     - the gradient is not partial: a missing reduction is a type error
     - `clip` needs `norm`
+    - the bucket exists; the gradient has the shape and layout of its slot `value`
+      and the dtype of its slot `grad`; the result has the type of `value`
 
     ```mlir
-    %v = update @fc.weight$b %R norm %c at 0 optimizer "train:make_adamw" clip 1.0 : !pR, !sR -> !pR
+    %v = update @fc.weight$b %R norm %c : !sR at 0 optimizer "train:make_adamw" clip 1.0 : !pR -> !pR
     ```
   }];
   let arguments = (ins FlatSymbolRefAttr:$bucket, AnyRankedTensor:$grad,

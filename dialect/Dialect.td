@@ -44,12 +44,17 @@ class Piper_Op<string mnemonic, list<Trait> traits = []>
 def Piper_BodyNames
     : DeclareOpInterfaceMethods<OpAsmOpInterface, ["getDefaultDialect"]>;
 
-// Operands of an op that other streams must have finished before it starts.
+// Results are named after what makes them, so that a long block can be followed.
+def Piper_ResultNames
+    : DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmResultNames"]>;
+def Piper_SymbolUser : DeclareOpInterfaceMethods<SymbolUserOpInterface>;
+
 def Piper_ReadsState : Resource<"::piper::StateResource">;
 def Piper_IssueOrder : Resource<"::piper::OrderResource">;
 
 // The op is an instruction: it may not be duplicated, merged or dropped, since
-// what it does (messages, device time, a state change) is not in its results.
+// what it does (messages, device time, a state change, storage that is freed
+// later) is not in its results.
 def Piper_Ordered : MemoryEffects<[MemWrite<Piper_IssueOrder>]>;
 
 #endif // PIPER_DIALECT_TD

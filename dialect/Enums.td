@@ -17,6 +17,7 @@ class Piper_Enum<string name, string summary, list<I32EnumAttrCase> cases>
   let genSpecializedAttr = 0;
 }
 
+// Prints a space before the word: formats of ops put `` in front of it.
 class Piper_EnumAttr<EnumAttrInfo enum, string mnemonic>
     : EnumAttr<Piper_Dialect, enum, mnemonic> {
   let assemblyFormat = "$value";

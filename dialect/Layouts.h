@@ -28,7 +28,7 @@ mlir::RankedTensorType kernelView(mlir::Type type, mlir::Type like);
 /// The kind that a gradient has where its primal has `kind`.
 Kind dual(Kind kind);
 
-/// The module's mesh, or null.
+/// The module's mesh, or null. Cheap: only streams stand before it.
 MeshOp findMesh(mlir::Operation *op);
 
 /// Product of the sizes of `axes`, an array of strings; 1 for unknown axes.

@@ -5,7 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "dialect/Piper.h"
+#include "dialect/Symbols.h"
 
 using namespace mlir;
 using namespace piper;
@@ -22,4 +22,12 @@ static LogicalResult verifyPeer(Operation *op, int64_t peer) {
 
 LogicalResult SendOp::verify() { return verifyPeer(*this, getPeer()); }
 
+LogicalResult SendOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyStream(*this, getStreamAttr(), symbols);
+}
+
 LogicalResult RecvOp::verify() { return verifyPeer(*this, getPeer()); }
+
+LogicalResult RecvOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyStream(*this, getStreamAttr(), symbols);
+}

@@ -31,10 +31,14 @@ def Piper_ProgramOp : Piper_ContainerOp<"program", [NoTerminator,
   }];
 }
 
-def Piper_SendOp : Piper_Op<"send", [Piper_Ordered,
-    HasParent<"ProgramOp">]> {
+def Piper_SendOp : Piper_Op<"send", [Piper_Ordered, HasParent<"ProgramOp">,
+    Piper_SymbolUser, Piper_ResultNames]> {
   let summary = "send a value to another coordinate";
   let description = [{
+    **Constraints**
+    - the peer is another coordinate than the program's
+    - the stream or communicator exists
+
     ```mlir
     %e1 = send %x to 1 mb 0 on @send$0.1 after %e0 : !x
     ```
@@ -48,11 +52,16 @@ def Piper_SendOp : Piper_Op<"send", [Piper_Ordered,
   let hasVerifier = 1;
 }
 
-def Piper_RecvOp : Piper_Op<"recv", [Piper_Ordered, HasParent<"ProgramOp">]> {
+def Piper_RecvOp : Piper_Op<"recv", [Piper_Ordered, HasParent<"ProgramOp">,
+    Piper_SymbolUser, Piper_ResultNames]> {
   let summary = "receive a value from another coordinate";
   let description = [{
     The buffer is taken from the compute stream, so the receive also waits for
     the point of compute where that happened.
+
+    **Constraints**
+    - the peer is another coordinate than the program's
+    - the stream or communicator exists
 
     ```mlir
     %x, %e1 = recv from 0 mb 0 on @send$0.1 after %e0 : !x
@@ -67,7 +76,8 @@ def Piper_RecvOp : Piper_Op<"recv", [Piper_Ordered, HasParent<"ProgramOp">]> {
   let hasVerifier = 1;
 }
 
-def Piper_RecordOp : Piper_Op<"record", [Piper_Ordered, HasParent<"ProgramOp">]> {
+def Piper_RecordOp : Piper_Op<"record", [Piper_Ordered, HasParent<"ProgramOp">,
+    Piper_ResultNames]> {
   let summary = "mark the point that the compute stream has reached";
   let description = [{
     ```mlir

@@ -5,30 +5,31 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "dialect/Layouts.h"
+#include "dialect/Symbols.h"
 
 using namespace mlir;
 using namespace piper;
-
-/// Bodies print their ops without the `piper.` prefix.
-#define PIPER_BODY(Op)                                                         \
-  StringRef Op::getDefaultDialect() { return "piper"; }
-PIPER_BODY(StepOp)
-PIPER_BODY(KernelOp)
-PIPER_BODY(ChunkOp)
-PIPER_BODY(ClusterOp)
-PIPER_BODY(ProgramOp)
-#undef PIPER_BODY
 
 //===----------------------------------------------------------------------===//
 // Step
 //===----------------------------------------------------------------------===//
 
-void StepOp::getAsmBlockArgumentNames(Region &region,
-                                      OpAsmSetValueNameFn setName) {
-  for (auto [argument, name] :
-       llvm::zip(region.getArguments(), getInputs().getAsRange<StringAttr>()))
-    setName(argument, name.getValue());
+/// Checks that homes are one row, or one per microbatch, of one length.
+static LogicalResult verifyHomes(StepOp step) {
+  if (!step.getHomes())
+    return success();
+  ArrayAttr rows = *step.getHomes();
+  uint64_t perMicrobatch = step.getMicrobatches().value_or(rows.size());
+  if (rows.empty() || (rows.size() != 1 && rows.size() != perMicrobatch))
+    return step.emitOpError("expected homes in one row or one per "
+                            "microbatch, got ")
+           << rows.size() << " rows";
+  int64_t stages = cast<DenseI64ArrayAttr>(rows[0]).size();
+  for (auto row : rows.getAsRange<DenseI64ArrayAttr>())
+    if (row.size() != stages)
+      return step.emitOpError("expected a home for each of ")
+             << stages << " stages, got " << row.size();
+  return success();
 }
 
 LogicalResult StepOp::verify() {
@@ -40,6 +41,8 @@ LogicalResult StepOp::verify() {
   if (getPhase() > Phase::Bucketed)
     return emitOpError("expected phase captured, outlined or bucketed, got ")
            << stringifyPhase(getPhase());
+  if (failed(verifyHomes(*this)))
+    return failure();
   bool captured = getPhase() == Phase::Captured;
   for (Operation &op : getBlock()) {
     if (captured ? isa<RunOp>(op) : isa<TorchOp, GradOp>(op))
@@ -62,18 +65,6 @@ int64_t StepOp::getHome(int64_t stage, int64_t microbatch) {
 //===----------------------------------------------------------------------===//
 // Kernel
 //===----------------------------------------------------------------------===//
-
-void KernelOp::getAsmBlockArgumentNames(Region &region,
-                                        OpAsmSetValueNameFn setName) {
-  for (BlockArgument argument : region.getArguments())
-    setName(argument, "a");
-}
-
-void ChunkOp::getAsmBlockArgumentNames(Region &region,
-                                       OpAsmSetValueNameFn setName) {
-  for (BlockArgument argument : region.getArguments())
-    setName(argument, "a");
-}
 
 /// Whether a body returns what the signature of its container says.
 static LogicalResult verifySignature(Operation *op, FunctionType type,
@@ -137,6 +128,12 @@ LogicalResult ChunkOp::verifyRegions() {
              ConvertOp, AxisIndexOp, HostWaitOp, ReturnOp,
              CollectiveOpInterface>(op))
       return op.emitOpError("is not expected in a chunk");
+  llvm::SmallDenseSet<Attribute> packed;
+  for (auto pack : block.getOps<PackOp>())
+    if (!packed.insert(pack.getBucketAttr()).second)
+      return pack.emitOpError("expected one contribution to a bucket per "
+                              "chunk, got two to ")
+             << pack.getBucketAttr();
   return verifySignature(*this, cast<FunctionType>(getFunctionType()), block);
 }
 
@@ -194,27 +191,38 @@ LogicalResult ChunkOp::verifySymbolUses(SymbolTableCollection &symbols) {
 // Torch
 //===----------------------------------------------------------------------===//
 
-/// Counts how often each operand stands in a template.
-static void countPlaces(Attribute arg, MutableArrayRef<int64_t> places) {
-  if (auto place = dyn_cast<ArgAttr>(arg)) {
-    if (place.getIndex() >= 0 && place.getIndex() < int64_t(places.size()))
-      ++places[place.getIndex()];
-  } else if (auto list = dyn_cast<ArrayAttr>(arg)) {
+/// Lists the operands in a template, in the order of print.
+static void listPlaces(Attribute arg, SmallVectorImpl<ArgAttr> &places) {
+  if (auto place = dyn_cast<ArgAttr>(arg))
+    places.push_back(place);
+  else if (auto list = dyn_cast<ArrayAttr>(arg))
     for (Attribute item : list)
-      countPlaces(item, places);
-  }
+      listPlaces(item, places);
 }
 
 LogicalResult TorchOp::verify() {
-  SmallVector<int64_t> places(getInputs().size());
-  countPlaces(getArgs(), places);
+  SmallVector<ArgAttr> places;
+  listPlaces(getArgs(), places);
   for (NamedAttribute entry : getKwargs())
-    countPlaces(entry.getValue(), places);
-  for (auto [index, count] : llvm::enumerate(places))
-    if (count != 1)
+    listPlaces(entry.getValue(), places);
+  int64_t count = getInputs().size();
+  SmallVector<int64_t> found(count);
+  for (ArgAttr place : places) {
+    if (place.getIndex() < 0 || place.getIndex() >= count)
+      return emitOpError("expected places of ")
+             << count << " operands in the argument template, got " << place;
+    ++found[place.getIndex()];
+  }
+  for (auto [index, times] : llvm::enumerate(found))
+    if (times != 1)
       return emitOpError("expected operand ")
-             << index << " once in the argument template, got it " << count
+             << index << " once in the argument template, got it " << times
              << " times";
+  for (auto [index, place] : llvm::enumerate(places))
+    if (place.getIndex() != int64_t(index))
+      return emitOpError("expected operands in the order of the argument "
+                         "template, got operand ")
+             << place.getIndex() << " at place " << index;
   return success();
 }
 
@@ -266,8 +274,7 @@ static LogicalResult verifyLaunchKinds(LaunchOp launch, MeshOp mesh) {
     }
     Kind expected = replicated ? Kind::Replicated : Kind::Varying;
     for (Value result : launch.getResults())
-      if (getLayout(result.getType()) &&
-          getKind(result.getType(), name) != expected)
+      if (getKind(result.getType(), name) != expected)
         return launch.emitOpError("expected results that are ")
                << stringifyKind(expected) << " on axis '" << name << "', got "
                << result.getType();
@@ -286,8 +293,10 @@ LogicalResult LaunchOp::verifySymbolUses(SymbolTableCollection &symbols) {
                           return kernelView(given, wanted);
                         })))
     return failure();
-  MeshOp mesh = findMesh(*this);
-  return mesh ? verifyLaunchKinds(*this, mesh) : success();
+  if (MeshOp mesh = findMesh(*this);
+      mesh && failed(verifyLaunchKinds(*this, mesh)))
+    return failure();
+  return verifyStream(*this, getStreamAttr(), symbols);
 }
 
 LogicalResult RunOp::verifySymbolUses(SymbolTableCollection &symbols) {
@@ -297,69 +306,4 @@ LogicalResult RunOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return verifyCall(*this, cast<FunctionType>(chunk.getFunctionType()),
                     getInputs().getTypes(), getResults().getTypes(),
                     [](Type given, Type) { return given; });
-}
-
-//===----------------------------------------------------------------------===//
-// Buckets in chunks
-//===----------------------------------------------------------------------===//
-
-/// Checks that `types` are the members of a bucket, as one rank holds them.
-static LogicalResult verifyMembers(Operation *op, FlatSymbolRefAttr name,
-                                   Type flat, TypeRange types,
-                                   SymbolTableCollection &symbols) {
-  auto bucket = symbols.lookupNearestSymbolFrom<BucketOp>(op, name);
-  MeshOp mesh = findMesh(op);
-  if (!bucket || !mesh)
-    return op->emitOpError("expected a bucket and a mesh, got ") << name;
-  if (bucket.getMembers().size() != types.size())
-    return op->emitOpError("expected ")
-           << bucket.getMembers().size() << " members, got " << types.size();
-  Type dtype = cast<RankedTensorType>(flat).getElementType();
-  for (auto [member, type] :
-       llvm::zip(bucket.getMembers().getAsRange<FlatSymbolRefAttr>(), types)) {
-    auto state = symbols.lookupNearestSymbolFrom<StateOp>(op, member);
-    if (!state)
-      return op->emitOpError("expected a state, got ") << member;
-    auto tensor = cast<RankedTensorType>(type);
-    if (tensor.getShape() != ArrayRef<int64_t>(localShape(state, mesh)) ||
-        tensor.getElementType() != dtype)
-      return op->emitOpError("expected ")
-             << member << " of dtype " << dtype
-             << " and its shape on one rank, got " << type;
-  }
-  return success();
-}
-
-LogicalResult UnpackOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  return verifyMembers(*this, getBucketAttr(), getValue().getType(),
-                       getMembers().getTypes(), symbols);
-}
-
-LogicalResult PackOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  if (failed(verifyMembers(*this, getBucketAttr(), getResult().getType(),
-                           getMembers().getTypes(), symbols)))
-    return failure();
-  auto bucket =
-      symbols.lookupNearestSymbolFrom<BucketOp>(*this, getBucketAttr());
-  auto state = symbols.lookupNearestSymbolFrom<StateOp>(
-      *this, cast<FlatSymbolRefAttr>(bucket.getMembers()[0]));
-  for (AxisAttr axis : findMesh(*this).getAxesWithRole(AxisRole::Manual)) {
-    StringRef name = axis.getName();
-    LayoutAttr held = state.getLayoutAttr();
-    bool sharded = held && held.getKind(name) != Kind::Replicated;
-    Kind expected = sharded ? Kind::Varying : Kind::Partial;
-    if (getKind(getResult().getType(), name) != expected)
-      return emitOpError("expected a contribution that is ")
-             << stringifyKind(expected) << " on axis '" << name << "', got "
-             << getResult().getType();
-  }
-  return success();
-}
-
-LogicalResult RelabelOp::verify() {
-  if (withLayout(getValue().getType(), {}) !=
-      withLayout(getResult().getType(), {}))
-    return emitOpError("expected only kinds to differ, got ")
-           << getValue().getType() << " and " << getResult().getType();
-  return success();
 }

@@ -32,6 +32,7 @@ def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator,
     **Constraints**
     - one name and one dim per input
     - a captured step has no runs, an outlined one no torch ops
+    - one row of homes, or one per microbatch; rows are equally long
 
     ```mlir
     piper.step @train phase = outlined mesh = @mesh inputs ["ids"] dims [0] (%ids: tensor<4x8xi64>) {
@@ -47,9 +48,9 @@ def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator,
                        OptionalAttr<FlatSymbolRefAttr>:$order,
                        OptionalAttr<TypedArrayAttrBase<DenseI64ArrayAttr, "rows">>:$homes);
   let assemblyFormat = [{
-    $sym_name `phase` `=` $phase `mesh` `=` $mesh `inputs` $inputs `dims` $dims
+    $sym_name `phase` `=` `` $phase `mesh` `=` $mesh `inputs` $inputs `dims` $dims
     (`batch` `=` $batch^)? (`axes` $axes^)? (`microbatches` `=` $microbatches^)? (`order` `=` $order^)?
-    (`homes` $homes^)? custom<ArgumentsAndBody>($body) attr-dict
+    (`homes` custom<Rows>($homes)^)? custom<ArgumentsAndBody>($body) attr-dict
   }];
   let hasVerifier = 1;
   let extraClassDeclaration = [{
@@ -83,7 +84,7 @@ def Piper_KernelOp : Piper_ContainerOp<"kernel", [
                        TypeAttrOf<FunctionType>:$function_type,
                        OptionalAttr<Piper_CostAttr>:$cost);
   let assemblyFormat = [{
-    $sym_name custom<SignatureAndBody>($function_type, $body) (`cost` $cost^)? attr-dict
+    $sym_name `` custom<SignatureAndBody>($function_type, $body) (`cost` $cost^)? attr-dict
   }];
   let hasVerifier = 1;
   let hasRegionVerifier = 1;
@@ -91,7 +92,7 @@ def Piper_KernelOp : Piper_ContainerOp<"kernel", [
 
 def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
     DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmBlockArgumentNames"]>,
-    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+    Piper_SymbolUser]> {
   let summary = "define what one annotation delimits, in one pass of the step";
   let description = [{
     A routine of launches and collectives on streams, the same on every rank of
@@ -118,7 +119,7 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
                        OptionalAttr<DenseI64ArrayAttr>:$dual_operands,
                        OptionalAttr<Piper_Index>:$stage);
   let assemblyFormat = [{
-    $sym_name `pass` `=` $pass (`of` $of^)?
+    $sym_name `pass` `=` `` $pass (`of` $of^)?
     (`dual` $dual_results^ `->` $dual_operands)? (`stage` `=` $stage^)?
     custom<SignatureAndBody>($function_type, $body) attr-dict
   }];
@@ -144,7 +145,8 @@ def Piper_TorchOp : Piper_Op<"torch",
     follows from its facts.
 
     **Constraints**
-    - every operand appears in the template once
+    - every operand appears in the template once, in the order of print:
+      positional arguments, then keyword arguments by name
 
     ```mlir
     %0 = torch "aten.view.default"(%x, [32, 16]) facts <view> : (!x) -> !m
@@ -157,7 +159,7 @@ def Piper_TorchOp : Piper_Op<"torch",
                        Piper_FactsAttr:$facts, OptionalAttr<Piper_TagAttr>:$tag);
   let results = (outs Variadic<AnyRankedTensor>:$results);
   let assemblyFormat = [{
-    $op_name custom<Template>($inputs, $args, $kwargs) `facts` $facts
+    $op_name `` custom<Template>($inputs, $args, $kwargs) `facts` $facts
     (`tag` $tag^)? attr-dict `:` functional-type($inputs, $results)
   }];
   let hasVerifier = 1;
@@ -167,10 +169,15 @@ def Piper_TorchOp : Piper_Op<"torch",
 }
 
 def Piper_ReadOp : Piper_Op<"read",
-    [MemoryEffects<[MemRead<Piper_ReadsState>]>]> {
+    [MemoryEffects<[MemRead<Piper_ReadsState>]>, Piper_SymbolUser, Piper_ResultNames]> {
   let summary = "take the value of a state, or of a bucket's slot, at entry";
   let description = [{
     An update later in the step does not change what was read.
+
+    **Constraints**
+    - without a slot the symbol is a state; dtype and shape are the state's, the
+      shape that of the whole or of the part that a rank holds
+    - with a slot it is a bucket that has the slot, and the type is the slot's
 
     ```mlir
     %w = read @fc.weight : tensor<16x16xf32>
@@ -181,13 +188,16 @@ def Piper_ReadOp : Piper_Op<"read",
                        OptionalAttr<Piper_Index>:$at);
   let results = (outs AnyRankedTensor:$result);
   let assemblyFormat =
-      "$symbol (`slot` $slot^)? (`at` $at^)? attr-dict `:` type($result)";
+      "$symbol (`slot` `` $slot^)? (`at` $at^)? attr-dict `:` type($result)";
 }
 
 def Piper_WriteOp : Piper_Op<"write",
-    [MemoryEffects<[MemWrite<Piper_ReadsState>]>]> {
+    [MemoryEffects<[MemWrite<Piper_ReadsState>]>, Piper_SymbolUser]> {
   let summary = "set a slot that is derived from the value, or a buffer";
   let description = [{
+    **Constraints**
+    - symbol, slot and type as for `read`
+
     ```mlir
     write @fc.weight$b slot compute %u at 1 : tensor<136xbf16>
     ```
@@ -195,13 +205,16 @@ def Piper_WriteOp : Piper_Op<"write",
   let arguments = (ins FlatSymbolRefAttr:$symbol, OptionalAttr<Piper_SlotAttr>:$slot,
                        AnyRankedTensor:$value, OptionalAttr<Piper_Index>:$at);
   let assemblyFormat =
-      "$symbol (`slot` $slot^)? $value (`at` $at^)? attr-dict `:` type($value)";
+      "$symbol (`slot` `` $slot^)? $value (`at` $at^)? attr-dict `:` type($value)";
 }
 
-def Piper_GradOp : Piper_Op<"grad", [Piper_Ordered]> {
+def Piper_GradOp : Piper_Op<"grad", [Piper_Ordered, Piper_SymbolUser]> {
   let summary = "contribute to the gradient of a state";
   let description = [{
     A state has one contribution per chunk that uses it; they are summed.
+
+    **Constraints**
+    - the state exists; dtype and shape are the state's, as for `read`
 
     ```mlir
     grad @fc.weight %dw tag <"layer.0" B> : tensor<16x16xf32>
@@ -212,7 +225,7 @@ def Piper_GradOp : Piper_Op<"grad", [Piper_Ordered]> {
   let assemblyFormat = "$state $value (`tag` $tag^)? attr-dict `:` type($value)";
 }
 
-def Piper_InputOp : Piper_Op<"input", [Pure]> {
+def Piper_InputOp : Piper_Op<"input", [Piper_Ordered, Piper_ResultNames]> {
   let summary = "take one microbatch of a batch input";
   let description = [{
     ```mlir
@@ -224,7 +237,7 @@ def Piper_InputOp : Piper_Op<"input", [Pure]> {
   let assemblyFormat = "$input `mb` $mb (`at` $at^)? attr-dict `:` type($result)";
 }
 
-def Piper_TangentOp : Piper_Op<"tangent", [Pure, AttrSizedOperandSegments]> {
+def Piper_TangentOp : Piper_Op<"tangent", [Piper_Ordered, AttrSizedOperandSegments]> {
   let summary = "give the cotangent of a loss: its coefficient over its count";
   let description = [{
     The loss is a sum over examples; its weight in the total is `coeff` divided
@@ -233,7 +246,7 @@ def Piper_TangentOp : Piper_Op<"tangent", [Pure, AttrSizedOperandSegments]> {
     rank, until unrolling folds it into the coefficient.
 
     ```mlir
-    %t = tangent "loss" count %n coeff 1.0 : (tensor<i64>) -> tensor<f32>
+    %t = tangent "loss" count %n : tensor<i64> coeff 1.0 -> tensor<f32>
     ```
   }];
   let arguments = (ins StrAttr:$loss, Optional<AnyRankedTensor>:$count,
@@ -268,14 +281,16 @@ def Piper_OutputOp : Piper_Op<"output", [Piper_Ordered, AttrSizedOperandSegments
 }
 
 def Piper_LaunchOp : Piper_Op<"launch", [Piper_Ordered, AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+    Piper_SymbolUser]> {
   let summary = "execute a kernel on a stream";
   let description = [{
     `label` names the piece of a chunk that an overlap template moves.
 
     **Constraints**
     - the kernel exists; its signature equals the types without manual kinds
-    - on every manual axis results are replicated if all operands are, else varying
+    - on every manual axis no operand is partial, and results are replicated if all
+      operands are, else varying
+    - the stream exists
 
     ```mlir
     %y, %r = launch @relu$7c1e(%x, %w) as "experts" on @compute : (!x, !w) -> (!x, !m)
@@ -294,7 +309,7 @@ def Piper_LaunchOp : Piper_Op<"launch", [Piper_Ordered, AttrSizedOperandSegments
 }
 
 def Piper_RunOp : Piper_Op<"run", [Piper_Ordered, AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+    Piper_SymbolUser, Piper_ResultNames]> {
   let summary = "execute a chunk for one microbatch";
   let description = [{
     In a step `mb` and `at` are absent; in a cluster both are given; in a program
@@ -317,14 +332,15 @@ def Piper_RunOp : Piper_Op<"run", [Piper_Ordered, AttrSizedOperandSegments,
   }];
 }
 
-def Piper_UnpackOp : Piper_Op<"unpack", [Pure,
-    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+def Piper_UnpackOp : Piper_Op<"unpack", [Pure, Piper_SymbolUser]> {
   let summary = "view a bucket's value as its members";
   let description = [{
     No data moves: each member is a view of the flat tensor.
 
     **Constraints**
     - one result per member, of its shape on one rank
+    - the value is the whole bucket of one rank, in the dtype of slot `value` or
+      `compute`: replicated or varying, no shard and no partial sum
 
     ```mlir
     %w, %b = unpack @fc.weight$b %p : !p -> !w, !b
@@ -336,8 +352,7 @@ def Piper_UnpackOp : Piper_Op<"unpack", [Pure,
       "$bucket $value attr-dict `:` type($value) `->` type($members)";
 }
 
-def Piper_PackOp : Piper_Op<"pack", [Pure,
-    DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+def Piper_PackOp : Piper_Op<"pack", [Pure, Piper_SymbolUser]> {
   let summary = "take gradients of all members as a contribution to a bucket";
   let description = [{
     The dual of `unpack`, and the one place where a varying gradient becomes
@@ -346,6 +361,8 @@ def Piper_PackOp : Piper_Op<"pack", [Pure,
 
     **Constraints**
     - one operand per member, of its shape on one rank
+    - the result has as many elements as the members have together
+    - on manual axes operands are replicated or varying, or sharded as the state is
     - on manual axes the result is the dual of the bucket's members
 
     ```mlir

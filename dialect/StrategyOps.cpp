@@ -45,9 +45,9 @@ LogicalResult DoPlaceOp::verify() {
     return emitOpError("expected coordinates or homes, got both");
   for (Attribute row :
        getHomes() ? getHomes()->getValue() : ArrayRef<Attribute>())
-    if (cast<DenseI64ArrayAttr>(row).size() != stages)
+    if (int64_t homes = cast<DenseI64ArrayAttr>(row).size(); homes != stages)
       return emitOpError("expected a home for each of ")
-             << stages << " stages, got " << row;
+             << stages << " stages, got " << homes;
   return success();
 }
 

@@ -26,7 +26,7 @@ def Piper_StrategyOp : Piper_Op<"strategy",
     ```mlir
     piper.strategy @strategy mesh = @mesh {
       piper.do.place <all> stages = 2 axis = "pp"
-      piper.do.split microbatches = 4
+      piper.do.split microbatches = 4 dims = {ids = 0}
       piper.do.order @order
     }
     ```
@@ -80,6 +80,7 @@ def Piper_DoPlaceOp : Piper_DirectiveOp<"place"> {
 
     ```mlir
     piper.do.place <all> stages = 4 axis = "pp" coordinates [0, 1, 1, 0]
+    piper.do.place <all> stages = 2 axis = "pp" homes [[0, 1], [1, 0]]
     ```
   }];
   let arguments = (ins Piper_SelectAttr:$select, Piper_Index:$stages, StrAttr:$axis,
@@ -88,7 +89,7 @@ def Piper_DoPlaceOp : Piper_DirectiveOp<"place"> {
                        OptionalAttr<TypedArrayAttrBase<DenseI64ArrayAttr, "rows">>:$homes);
   let assemblyFormat = [{
     $select `stages` `=` $stages `axis` `=` $axis (`sizes` $sizes^)?
-    (`coordinates` $coordinates^)? (`homes` $homes^)? attr-dict
+    (`coordinates` $coordinates^)? (`homes` custom<Rows>($homes)^)? attr-dict
   }];
   let hasVerifier = 1;
 }
@@ -165,6 +166,7 @@ def Piper_ScheduleOp : Piper_Op<"schedule", [Symbol]> {
 
     **Constraints**
     - every cell is well-formed, and its stage and microbatch are in range
+    - a pair holds two cells
     - no cell appears twice
 
     ```mlir

@@ -5,7 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "dialect/Layouts.h"
+#include "dialect/Symbols.h"
 
 using namespace mlir;
 using namespace piper;
@@ -87,15 +87,42 @@ LogicalResult StateOp::verify() {
   if (!getTensorType().hasStaticShape())
     return emitOpError("expected a static shape, got ") << getTensorType();
   if (getKind() != StateKind::Parameter &&
-      (getFrozen() || getOptimizationAttr()))
-    return emitOpError("expected only a parameter to be frozen or optimized, "
-                       "got a ")
+      (getFrozen() || getReplicationAttr() || getOptimizationAttr()))
+    return emitOpError("expected only a parameter to be frozen, replicated or "
+                       "optimized, got a ")
            << stringifyStateKind(getKind());
   llvm::SmallDenseSet<Attribute> names = {getSymNameAttr()};
   for (Attribute alias :
        getAliases() ? getAliases()->getValue() : ArrayRef<Attribute>())
     if (!names.insert(alias).second)
       return emitOpError("expected each name once, got ") << alias << " twice";
+  if (LayoutAttr layout = getLayoutAttr())
+    return layout.verifyEncoding(getTensorType().getShape(),
+                                 getTensorType().getElementType(),
+                                 [&] { return emitOpError(); });
+  return success();
+}
+
+LogicalResult StateOp::verifySymbolUses(SymbolTableCollection &) {
+  LayoutAttr layout = getLayoutAttr();
+  if (!layout)
+    return success();
+  FailureOr<MeshOp> mesh = lookupMesh(*this);
+  if (failed(mesh))
+    return failure();
+  SmallVector<int64_t> ranks(getTensorType().getRank(), 1);
+  for (AxisKindAttr kind : layout.getAxes()) {
+    FailureOr<AxisAttr> axis = lookupRankAxis(*this, *mesh, kind.getAxis());
+    if (failed(axis))
+      return failure();
+    if (kind.getKind() == Kind::Shard)
+      ranks[kind.getDim()] *= axis->getSize();
+  }
+  for (auto [dim, size] : llvm::enumerate(getTensorType().getShape()))
+    if (size % ranks[dim] != 0)
+      return emitOpError("expected dim ")
+             << dim << " to be a multiple of the " << ranks[dim]
+             << " ranks that shard it, got " << size;
   return success();
 }
 
@@ -117,7 +144,53 @@ LogicalResult BucketOp::verify() {
     if (RankedTensorType type = getSlotType(slot); type && type.getRank() != 1)
       return emitOpError("expected slot ")
              << stringifySlot(slot) << " to be flat, got " << type;
+  llvm::SmallDenseSet<Attribute> seen;
+  for (Attribute member : getMembers())
+    if (!seen.insert(member).second)
+      return emitOpError("expected each member once, got ")
+             << member << " twice";
   return success();
+}
+
+/// Checks that no two buckets of a module have a member in common.
+static LogicalResult verifyOneBucketEach(ModuleOp module) {
+  llvm::DenseMap<Attribute, BucketOp> owners;
+  for (auto bucket : module.getOps<BucketOp>())
+    for (Attribute member : bucket.getMembers()) {
+      auto [owner, fresh] = owners.try_emplace(member, bucket);
+      if (fresh)
+        continue;
+      InFlightDiagnostic error =
+          bucket.emitOpError("expected each state in one bucket, got ")
+          << member << " in two";
+      error.attachNote(owner->second.getLoc()) << "the other bucket is here";
+      return error;
+    }
+  return success();
+}
+
+/// Checks that a bucket has states as members, of one dtype and layout, and
+/// returns how many elements a rank holds of them.
+static FailureOr<int64_t> countElements(BucketOp bucket, MeshOp mesh,
+                                        SymbolTableCollection &symbols) {
+  int64_t elements = 0;
+  StateOp first;
+  for (auto member : bucket.getMembers().getAsRange<FlatSymbolRefAttr>()) {
+    auto state = symbols.lookupNearestSymbolFrom<StateOp>(bucket, member);
+    if (!state)
+      return bucket.emitOpError("expected members to be states, got ")
+             << member;
+    if (!first)
+      first = state;
+    if (state.getTensorType().getElementType() !=
+            first.getTensorType().getElementType() ||
+        state.getLayoutAttr() != first.getLayoutAttr())
+      return bucket.emitOpError("expected members of one dtype and layout, "
+                                "unlike @")
+             << first.getSymName() << " and " << member;
+    elements += numElements(localShape(state, mesh));
+  }
+  return elements;
 }
 
 /// The number of elements that one rank needs in a slot of this type.
@@ -132,25 +205,40 @@ static int64_t slotSize(RankedTensorType type, int64_t elements, MeshOp mesh) {
 }
 
 LogicalResult BucketOp::verifySymbolUses(SymbolTableCollection &symbols) {
-  MeshOp mesh = findMesh(*this);
-  if (!mesh)
-    return emitOpError("expected a mesh in the module");
-  int64_t elements = 0;
-  for (auto member : getMembers().getAsRange<FlatSymbolRefAttr>()) {
-    auto state = symbols.lookupNearestSymbolFrom<StateOp>(*this, member);
-    if (!state)
-      return emitOpError("expected members to be states, got ") << member;
-    elements += numElements(localShape(state, mesh));
-  }
+  FailureOr<MeshOp> mesh = lookupMesh(*this);
+  if (failed(mesh))
+    return failure();
+  FailureOr<int64_t> elements = countElements(*this, *mesh, symbols);
+  if (failed(elements))
+    return failure();
   for (Slot slot : {Slot::Value, Slot::Compute, Slot::Grad}) {
     RankedTensorType type = getSlotType(slot);
     if (!type)
       continue;
-    int64_t size = slotSize(type, elements, mesh);
+    int64_t size = slotSize(type, *elements, *mesh);
     if (type.getDimSize(0) != size)
       return emitOpError("expected slot ")
              << stringifySlot(slot) << " to hold " << size
              << " elements per rank, got " << type;
   }
+  // Buckets stand side by side: the first of a row checks for all of them.
+  if (isa_and_nonnull<BucketOp>((*this)->getPrevNode()))
+    return success();
+  return verifyOneBucketEach((*this)->getParentOfType<ModuleOp>());
+}
+
+//===----------------------------------------------------------------------===//
+// Communicators
+//===----------------------------------------------------------------------===//
+
+LogicalResult CommOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  FailureOr<MeshOp> mesh = lookupMesh(*this);
+  if (failed(mesh))
+    return failure();
+  for (auto name : getAxes().getAsRange<StringAttr>())
+    if (failed(lookupRankAxis(*this, *mesh, name)))
+      return failure();
+  if (!symbols.lookupNearestSymbolFrom<StreamOp>(*this, getStreamAttr()))
+    return emitOpError("expected a stream, got ") << getStreamAttr();
   return success();
 }

@@ -50,7 +50,7 @@ def Piper_MeshOp : Piper_Op<"mesh", [Symbol]> {
   }];
 }
 
-def Piper_StateOp : Piper_Op<"state", [Symbol]> {
+def Piper_StateOp : Piper_Op<"state", [Symbol, Piper_SymbolUser]> {
   let summary = "declare a parameter, buffer or constant under its PyTorch name";
   let description = [{
     The type is that of the whole tensor; `layout` says how ranks hold it.
@@ -61,8 +61,10 @@ def Piper_StateOp : Piper_Op<"state", [Symbol]> {
 
     **Constraints**
     - the type has no encoding: the layout is stated apart
-    - only a parameter can be frozen, replicated with a reduction dtype or optimized
+    - only a parameter can be frozen, replicated or optimized
     - aliases are distinct and differ from the name
+    - the layout names manual and auto axes of the mesh; a sharded dim exists, and
+      the ranks that shard it divide its size
 
     ```mlir
     piper.state @embed.weight parameter : tensor<32x16xf32> aliases ["head.weight"] holders [0, 1]
@@ -76,7 +78,7 @@ def Piper_StateOp : Piper_Op<"state", [Symbol]> {
                        OptionalAttr<Piper_ReplicationAttr>:$replication,
                        OptionalAttr<Piper_OptimizationAttr>:$optimization);
   let assemblyFormat = [{
-    $sym_name $kind (`frozen` $frozen^)? `:` $type (`layout` $layout^)?
+    $sym_name `` $kind (`frozen` $frozen^)? `:` $type (`layout` $layout^)?
     (`aliases` $aliases^)? (`holders` $holders^)?
     (`replication` $replication^)? (`optimization` $optimization^)? attr-dict
   }];
@@ -89,8 +91,7 @@ def Piper_StateOp : Piper_Op<"state", [Symbol]> {
   }];
 }
 
-def Piper_BucketOp : Piper_Op<"bucket",
-    [Symbol, DeclareOpInterfaceMethods<SymbolUserOpInterface>]> {
+def Piper_BucketOp : Piper_Op<"bucket", [Symbol, Piper_SymbolUser]> {
   let summary = "group states that are gathered, reduced and updated together";
   let description = [{
     A bucket owns its storages, as slots. A slot holds the members one after
@@ -102,7 +103,8 @@ def Piper_BucketOp : Piper_Op<"bucket",
     bucket always fills it whole and a bucket never spans chunks.
 
     **Constraints**
-    - at least one member; members are states, each in one bucket
+    - at least one member; members are states, each in one bucket and once
+    - members agree in dtype and layout
     - every slot is a tensor of rank 1
     - `value` holds as many elements as the members have together on one rank:
       all of them, or that number divided by the sizes of the axes on which
@@ -141,13 +143,17 @@ def Piper_StreamOp : Piper_Op<"stream", [Symbol]> {
   }];
 }
 
-def Piper_CommOp : Piper_Op<"comm", [Symbol]> {
+def Piper_CommOp : Piper_Op<"comm", [Symbol, Piper_SymbolUser]> {
   let summary = "name a set of ranks that communicate, with a queue of its own";
   let description = [{
     For a rank at coordinate c, the members are the ranks whose coordinate is in
     `coordinates` and whose position on every manual axis outside `axes` equals
     its own. A communicator of messages joins two coordinates, the first of
     which sends.
+
+    **Constraints**
+    - the axes are manual or auto axes of the mesh
+    - the stream exists
 
     ```mlir
     piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp

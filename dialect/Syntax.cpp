@@ -55,6 +55,29 @@ void piper::printAxes(OpAsmPrinter &printer, Operation *, ArrayAttr axes) {
 }
 
 //===----------------------------------------------------------------------===//
+// Rows of integers
+//===----------------------------------------------------------------------===//
+
+ParseResult piper::parseRows(OpAsmParser &parser, ArrayAttr &rows) {
+  SmallVector<Attribute> parsed;
+  auto parseRow = [&]() -> ParseResult {
+    parsed.push_back(DenseI64ArrayAttr::parse(parser, Type()));
+    return success(parsed.back() != nullptr);
+  };
+  if (parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, parseRow))
+    return failure();
+  rows = ArrayAttr::get(parser.getContext(), parsed);
+  return success();
+}
+
+void piper::printRows(OpAsmPrinter &printer, Operation *, ArrayAttr rows) {
+  printer << '[';
+  llvm::interleaveComma(rows.getAsRange<DenseI64ArrayAttr>(), printer,
+                        [&](DenseI64ArrayAttr row) { row.print(printer); });
+  printer << ']';
+}
+
+//===----------------------------------------------------------------------===//
 // Signatures
 //===----------------------------------------------------------------------===//
 
@@ -153,6 +176,21 @@ static ParseResult parseArgument(OpAsmParser &parser,
   return parser.parseAttribute(arg);
 }
 
+/// Whether a number parses to itself without its type: i64, f64 or a bool. A
+/// float that prints in hexadecimal would parse as an integer.
+static bool parsesWithoutType(Attribute arg) {
+  if (auto integer = dyn_cast<IntegerAttr>(arg))
+    return integer.getType().isSignlessInteger(64) ||
+           integer.getType().isSignlessInteger(1);
+  auto number = dyn_cast<FloatAttr>(arg);
+  if (!number || !number.getType().isF64())
+    return false;
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  number.print(os, /*elideType=*/true);
+  return !StringRef(text).starts_with("0x");
+}
+
 static void printArgument(OpAsmPrinter &printer, OperandRange inputs,
                           Attribute arg) {
   if (auto place = dyn_cast<ArgAttr>(arg)) {
@@ -165,39 +203,45 @@ static void printArgument(OpAsmPrinter &printer, OperandRange inputs,
     printer << ']';
   } else if (isa<UnitAttr>(arg)) {
     printer << "none";
-  } else {
+  } else if (parsesWithoutType(arg)) {
     printer.printAttributeWithoutType(arg);
+  } else {
+    printer.printAttribute(arg);
   }
 }
+
+/// Names of keyword arguments that are written without `arg` and quotes.
+static constexpr StringRef commonKeywords[] = {"dtype", "layout", "device",
+                                               "pin_memory", "memory_format"};
 
 ParseResult piper::parseTemplate(OpAsmParser &parser,
                                  UnresolvedOperands &inputs, ArrayAttr &args,
                                  DictionaryAttr &kwargs) {
   SmallVector<Attribute> positional;
   NamedAttrList named;
+  auto parseNamed = [&](SMLoc loc, StringRef name) -> ParseResult {
+    Attribute value;
+    if (parser.parseEqual() || parseArgument(parser, inputs, value))
+      return failure();
+    if (named.get(name))
+      return parser.emitError(loc, "expected each keyword argument once, "
+                                   "got '")
+             << name << "' twice";
+    named.append(name, value);
+    return success();
+  };
   auto parseItem = [&]() -> ParseResult {
-    // A keyword is a name only if `=` follows; `none`, `true` and types are
-    // not.
+    // Only these words are names: `none`, `true` and types are values.
+    SMLoc loc = parser.getCurrentLocation();
     StringRef word;
-    if (succeeded(parser.parseOptionalKeyword(
-            &word,
-            {"dtype", "layout", "device", "pin_memory", "memory_format"}))) {
-      Attribute value;
-      if (parser.parseEqual() || parseArgument(parser, inputs, value))
-        return failure();
-      named.append(word, value);
-      return success();
-    }
-    if (succeeded(parser.parseOptionalKeyword("arg"))) {
-      std::string name;
-      Attribute value;
-      if (parser.parseString(&name) || parser.parseEqual() ||
-          parseArgument(parser, inputs, value))
-        return failure();
-      named.append(name, value);
-      return success();
-    }
-    return parseArgument(parser, inputs, positional.emplace_back());
+    if (succeeded(parser.parseOptionalKeyword(&word, commonKeywords)))
+      return parseNamed(loc, word);
+    if (failed(parser.parseOptionalKeyword("arg")))
+      return parseArgument(parser, inputs, positional.emplace_back());
+    std::string name;
+    if (failed(parser.parseString(&name)))
+      return failure();
+    return parseNamed(loc, name);
   };
   if (parser.parseCommaSeparatedList(AsmParser::Delimiter::Paren, parseItem))
     return failure();
@@ -209,8 +253,6 @@ ParseResult piper::parseTemplate(OpAsmParser &parser,
 void piper::printTemplate(OpAsmPrinter &printer, Operation *,
                           OperandRange inputs, ArrayAttr args,
                           DictionaryAttr kwargs) {
-  static constexpr StringRef common[] = {"dtype", "layout", "device",
-                                         "pin_memory", "memory_format"};
   printer << '(';
   llvm::interleaveComma(args, printer, [&](Attribute arg) {
     printArgument(printer, inputs, arg);
@@ -219,10 +261,13 @@ void piper::printTemplate(OpAsmPrinter &printer, Operation *,
   for (NamedAttribute entry : kwargs) {
     printer << (first ? "" : ", ");
     first = false;
-    if (llvm::is_contained(common, entry.getName().getValue()))
-      printer << entry.getName().getValue();
-    else
-      printer << "arg \"" << entry.getName().getValue() << '"';
+    StringRef name = entry.getName().getValue();
+    if (llvm::is_contained(commonKeywords, name)) {
+      printer << name;
+    } else {
+      printer << "arg ";
+      printer.printString(name);
+    }
     printer << " = ";
     printArgument(printer, inputs, entry.getValue());
   }

@@ -22,6 +22,11 @@ mlir::ParseResult parseAxes(mlir::OpAsmParser &parser, mlir::ArrayAttr &axes);
 void printAxes(mlir::OpAsmPrinter &printer, mlir::Operation *,
                mlir::ArrayAttr axes);
 
+/// `[[0, 1], [1, 0]]`, an array of arrays of integers.
+mlir::ParseResult parseRows(mlir::OpAsmParser &parser, mlir::ArrayAttr &rows);
+void printRows(mlir::OpAsmPrinter &printer, mlir::Operation *,
+               mlir::ArrayAttr rows);
+
 /// `(%ids: !t, %labels: !t) { ... }`, the arguments being the block's.
 mlir::ParseResult parseArgumentsAndBody(mlir::OpAsmParser &parser,
                                         mlir::Region &body);

@@ -3,6 +3,8 @@
 // both coordinates, and a tied weight needs nothing else than a twin stage:
 // two holders, and a reduction across pp.
 // RUN: piper-opt %s | piper-opt | FileCheck %s
+// RUN: piper-opt %s -mlir-print-op-generic | piper-opt | FileCheck %s
+// RUN: piper-opt %s -emit-bytecode | piper-opt | FileCheck %s
 
 #R = #piper.layout<dp = replicated>
 #V = #piper.layout<dp = varying>
@@ -54,8 +56,8 @@ piper.bucket @layers.1.fc.weight$b [@layers.1.fc.weight, @layers.1.fc.bias] valu
 // One row of homes per microbatch: the coordinate of stage 0 and of stage 1.
 piper.strategy @strategy mesh = @mesh {
   piper.do.annotate {embed = "embed", head = "head", "layers.*" = "layer"}
-  // CHECK: piper.do.place <all> stages = 2 axis = "pp" homes [array<i64: 0, 1>, array<i64: 0, 1>, array<i64: 1, 0>, array<i64: 1, 0>]
-  piper.do.place <all> stages = 2 axis = "pp" homes [array<i64: 0, 1>, array<i64: 0, 1>, array<i64: 1, 0>, array<i64: 1, 0>]
+  // CHECK: piper.do.place <all> stages = 2 axis = "pp" homes {{\[\[}}0, 1], [0, 1], [1, 0], [1, 0]]
+  piper.do.place <all> stages = 2 axis = "pp" homes [[0, 1], [0, 1], [1, 0], [1, 0]]
   piper.do.split microbatches = 4 dims = {ids = 0, labels = 0}
   piper.do.replicate <all> axes = ["dp"] zero = 0 bucket = 25000000 reduce = "last" dtype = f32
   piper.do.order @order
@@ -176,9 +178,9 @@ piper.chunk @embed.0$B pass = B of @embed.0$F dual [0] -> [1] stage = 0 (%dx: !x
 // One microbatch, before it is placed: the step knows of two homes, the chunks
 // do not.
 // CHECK-LABEL: piper.step @train phase = bucketed
-// CHECK-SAME: microbatches = 4 order = @order homes [array<i64: 0, 1>, array<i64: 0, 1>, array<i64: 1, 0>, array<i64: 1, 0>] (%ids: !i64_4x8_dpV
+// CHECK-SAME: microbatches = 4 order = @order homes {{\[\[}}0, 1], [0, 1], [1, 0], [1, 0]] (%ids: !i64_4x8_dpV
 piper.step @train phase = bucketed mesh = @mesh inputs ["ids", "labels"] dims [0, 0] axes ["dp"] microbatches = 4 order = @order
-    homes [array<i64: 0, 1>, array<i64: 0, 1>, array<i64: 1, 0>, array<i64: 1, 0>] (%ids: !idV, %labels: !idV) {
+    homes [[0, 1], [0, 1], [1, 0], [1, 0]] (%ids: !idV, %labels: !idV) {
   %pe = read @embed.weight$b slot value : !eR
   %p0 = read @layers.0.fc.weight$b slot value : !pR
   %p1 = read @layers.1.fc.weight$b slot value : !pR

@@ -1,5 +1,6 @@
 // Generic passes may simplify what is computed, never what the cluster does: no
-// launch, run, collective, transfer or state is merged, dropped or added.
+// launch, run, collective, transfer or state is merged, dropped or added, and
+// nothing that takes storage, which is freed once.
 // RUN: piper-opt -cse -canonicalize -symbol-dce %s | FileCheck %s
 
 // The goldens hold nothing to simplify: as many ops of each kind after as before.
@@ -43,6 +44,8 @@
 // CHECK: piper.stream @unused
 // CHECK: piper.state @w
 // CHECK: piper.bucket @w$b
+// CHECK: piper.state @v
+// CHECK: piper.bucket @v$b
 // CHECK: piper.state @unused.weight
 // CHECK: piper.schedule @order
 // CHECK: piper.kernel @square
@@ -50,6 +53,8 @@ piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual]
 piper.stream @unused
 piper.state @w parameter : !t
 piper.bucket @w$b [@w] value : !tS grad : !tP
+piper.state @v parameter : !t
+piper.bucket @v$b [@v] value : !tR
 piper.state @unused.weight parameter : !t
 piper.schedule @order axis = "pp" stages = 2 microbatches = 1 ["0F0", "1F0"]
 piper.kernel @square(%x: !t) -> !t {
@@ -62,16 +67,17 @@ piper.chunk @square$F pass = F (%x: !tV) -> !tV {
 }
 
 // ZeRO-3 gathers a bucket for F and again for B; merged, the parameters would be
-// held all step. The equal reads and casts around the gathers are merged.
+// held all step. The equal reads are merged.
 // CHECK-LABEL: piper.cluster @gathers
 piper.cluster @gathers of @train phase = ordered mesh = @mesh microbatches = 1 {
   // CHECK-NEXT: %[[S:.*]] = read @w$b slot value at 0
   // CHECK-NEXT: %[[A:.*]] = all_gather %[[S]] at [0]
   // CHECK-NEXT: %[[B:.*]] = all_gather %[[S]] at [0]
   // CHECK-NEXT: %[[H:.*]] = convert %[[A]] at 0
+  // CHECK-NEXT: %[[I:.*]] = convert %[[A]] at 0
   // CHECK-NEXT: convert %[[B]] at 0
   // CHECK-NEXT: output "a" %[[H]]
-  // CHECK-NEXT: output "a" %[[H]]
+  // CHECK-NEXT: output "a" %[[I]]
   %s = read @w$b slot value at 0 : !tS
   %r = read @w$b slot value at 0 : !tS
   %a = all_gather %s at [0] dim 0 over ["dp"] : !tS -> !tR
@@ -84,7 +90,7 @@ piper.cluster @gathers of @train phase = ordered mesh = @mesh microbatches = 1 {
   output "b" %j at 0 : !hR
 }
 
-// Results that nobody uses: instructions stay, values go.
+// Results that nobody uses: instructions stay; reads and views go.
 // CHECK-LABEL: piper.cluster @unused_results
 piper.cluster @unused_results of @train phase = ordered mesh = @mesh microbatches = 1 {
   // CHECK-NEXT: %[[P:.*]] = read @w$b slot grad at 0
@@ -112,6 +118,11 @@ piper.cluster @unused_results of @train phase = ordered mesh = @mesh microbatche
   // CHECK-NEXT: update
   // CHECK-NEXT: host_wait
   // CHECK-NEXT: write
+  // CHECK-NEXT: convert
+  // CHECK-NEXT: slice
+  // CHECK-NEXT: sum
+  // CHECK-NEXT: input
+  // CHECK-NEXT: tangent
   // CHECK-NEXT: }
   %0 = run @square$F(%x) mb 0 at 0 : (!tV) -> !tV
   %1 = run @square$F(%x) mb 0 at 0 : (!tV) -> !tV
@@ -159,6 +170,53 @@ piper.program @queues of @unused_results at 0 {
   free %x : !tV
 }
 
+// What owns storage is made as often as it is freed; merged, the second
+// conversion would be a value that is free already.
+// CHECK-LABEL: piper.program @storage
+piper.program @storage of @unused_results at 0 {
+  // CHECK-NEXT: %[[A:.*]] = read
+  // CHECK-NEXT: %[[B:.*]] = convert %[[A]]
+  // CHECK-NEXT: free %[[B]]
+  // CHECK-NEXT: %[[C:.*]] = convert %[[A]]
+  // CHECK-NEXT: free %[[C]]
+  // CHECK-NEXT: %[[D:.*]] = slice %[[A]]
+  // CHECK-NEXT: free %[[D]]
+  // CHECK-NEXT: %[[E:.*]] = slice %[[A]]
+  // CHECK-NEXT: free %[[E]]
+  // CHECK-NEXT: %[[F:.*]] = input "x" mb 0
+  // CHECK-NEXT: free %[[F]]
+  // CHECK-NEXT: %[[G:.*]] = input "x" mb 0
+  // CHECK-NEXT: %[[H:.*]] = sum %[[G]], %[[G]]
+  // CHECK-NEXT: free %[[H]]
+  // CHECK-NEXT: %[[I:.*]] = sum %[[G]], %[[G]]
+  // CHECK-NEXT: free %[[I]]
+  // CHECK-NEXT: %[[J:.*]] = tangent
+  // CHECK-NEXT: free %[[J]]
+  // CHECK-NEXT: %[[K:.*]] = tangent
+  // CHECK-NEXT: free %[[K]]
+  // CHECK-NEXT: }
+  %a = read @v$b slot value : !tR
+  %b = convert %a : !tR -> !hR
+  free %b : !hR
+  %c = convert %a : !tR -> !hR
+  free %c : !hR
+  %d = slice %a dim 0 over "dp" : !tR -> !tS
+  free %d : !tS
+  %e = slice %a dim 0 over "dp" : !tR -> !tS
+  free %e : !tS
+  %f = input "x" mb 0 : !tV
+  free %f : !tV
+  %g = input "x" mb 0 : !tV
+  %h = sum %g, %g : !tV -> !tV
+  free %h : !tV
+  %i = sum %g, %g : !tV -> !tV
+  free %i : !tV
+  %j = tangent "loss" coeff 1.0 -> tensor<f32, #R>
+  free %j : tensor<f32, #R>
+  %k = tangent "loss" coeff 1.0 -> tensor<f32, #R>
+  free %k : tensor<f32, #R>
+}
+
 // What a torch op may be decided by its facts. Equal draws are two draws.
 // CHECK-LABEL: piper.kernel @facts
 piper.kernel @facts(%x: !t, %n: tensor<i64>) -> !t {
@@ -167,7 +225,7 @@ piper.kernel @facts(%x: !t, %n: tensor<i64>) -> !t {
   // CHECK-NEXT: torch "my.mutate"
   // CHECK-NEXT: torch "my.sync"
   // CHECK-NEXT: %[[Y:.*]] = torch "my.pure"
-  // CHECK-NEXT: torch "my.add" (%[[Y]], %[[Y]])
+  // CHECK-NEXT: torch "my.add"(%[[Y]], %[[Y]])
   // CHECK-NEXT: return
   %0 = torch "my.random"(%n) facts <random> : (tensor<i64>) -> !t
   %1 = torch "my.random"(%n) facts <random> : (tensor<i64>) -> !t

@@ -3,6 +3,8 @@
 // of rows to receive. The forward of one microbatch overlaps the backward of
 // another, piece by piece.
 // RUN: piper-opt %s | piper-opt | FileCheck %s
+// RUN: piper-opt %s -mlir-print-op-generic | piper-opt | FileCheck %s
+// RUN: piper-opt %s -emit-bytecode | piper-opt | FileCheck %s
 
 // A user says dp; types always name the finest axes. Experts are sharded on ep
 // and replicated on edp, all else is replicated on both.

@@ -1,5 +1,7 @@
 // The syntax that the goldens do not show, read and printed twice.
 // RUN: piper-opt %s | piper-opt | FileCheck %s
+// RUN: piper-opt %s -mlir-print-op-generic | piper-opt | FileCheck %s
+// RUN: piper-opt %s -emit-bytecode | piper-opt | FileCheck %s
 
 #R = #piper.layout<dp = replicated>
 #P = #piper.layout<dp = partial>
@@ -23,12 +25,14 @@
 //===----------------------------------------------------------------------===//
 
 // A name that is no bare word is quoted.
-// CHECK: piper.mesh @mesh [dp = 2 manual, tp = 4 auto, "c-p" = 1 auto] views {all = ["dp", "tp"]}
-piper.mesh @mesh [dp = 2 manual, tp = 4 auto, "c-p" = 1 auto] views {all = ["dp", "tp"]}
+// CHECK: piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual, tp = 4 auto, "c-p" = 1 auto] views {all = ["dp", "tp"]}
+piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual, tp = 4 auto, "c-p" = 1 auto] views {all = ["dp", "tp"]}
 
+// CHECK: piper.state @heads parameter : !f32_4 layout <tp = shard(0), "c-p" = varying>
 // CHECK: piper.state @frozen.weight parameter frozen : !f32_4
 // CHECK: piper.state @bn.running_mean buffer : !f32_4 layout <dp = replicated>
 // CHECK: piper.state @mask constant : !f32_4
+piper.state @heads parameter : !t layout <tp = shard(0), "c-p" = varying>
 piper.state @frozen.weight parameter frozen : !t
 piper.state @bn.running_mean buffer : !t layout <dp = replicated>
 piper.state @mask constant : !t
@@ -42,8 +46,11 @@ piper.state @w parameter : !t layout <dp = replicated> aliases ["a", "b"] holder
 // A bucket that is not trained has a value only.
 // CHECK: piper.bucket @frozen.weight$b [@frozen.weight] value : !f32_4_dpR{{ loc|$}}
 // CHECK: piper.bucket @w$b [@w] value : !f32_2_dpS0 compute : !bf16_4_dpR grad : !f32_4_dpP
+// CHECK: piper.bucket @v$b [@v] value : !f32_4_dpR grad : !f64_4_dpP
 piper.bucket @frozen.weight$b [@frozen.weight] value : !tR
 piper.bucket @w$b [@w] value : !tS compute : tensor<4xbf16, #R> grad : !tP
+piper.state @v parameter : !t
+piper.bucket @v$b [@v] value : !tR grad : tensor<4xf64, #P>
 
 // CHECK: piper.stream @plain
 // CHECK: piper.stream @comm priority = -1 sms = 20
@@ -63,6 +70,9 @@ piper.strategy @options mesh = @mesh {
   piper.do.place <tag = "layer"> stages = 3 axis = "pp" sizes [1, 2, 1] coordinates [0, 1, 0] loc("train.py":8:5)
   // CHECK: piper.do.replicate <not state = "*.[wb]*"> axes = ["edp", "ep"] zero = 2 bucket = 1 reduce = "each"{{ loc|$}}
   piper.do.replicate <not state = "*.[wb]*"> axes = ["edp", "ep"] zero = 2 bucket = 1 reduce = "each"
+  // A stage may live at two places: a row of homes per microbatch.
+  // CHECK: piper.do.place <all> stages = 2 axis = "pp" homes {{\[\[}}0, 1], [1, 0]]
+  piper.do.place <all> stages = 2 axis = "pp" homes [[0, 1], [1, 0]]
   // CHECK: piper.do.split microbatches = 1 dims = {}
   piper.do.split microbatches = 1 dims = {}
   // CHECK: piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 5.000000e-01
@@ -88,7 +98,7 @@ piper.schedule @order axis = "pp" stages = 2 microbatches = 12 ["0F0 (1F11;0B0)O
 // CHECK-LABEL: piper.step @captured phase = captured mesh = @mesh inputs ["x", "scale"] dims [0, -1] (%x: !f32_4{{.*}}, %scale: !f32_scalar
 piper.step @captured phase = captured mesh = @mesh inputs ["x", "scale"] dims [0, -1] (%x: !t, %scale: !s) {
   // CHECK: %[[W:.*]] = read @w : !f32_4
-  // CHECK: torch "aten.mul.Tensor" (%x, %[[W]]) facts <pure, flops = 4> tag <"layer.0" F> : (!f32_4, !f32_4) -> !f32_4
+  // CHECK: torch "aten.mul.Tensor"(%x, %[[W]]) facts <pure, flops = 4> tag <"layer.0" F> : (!f32_4, !f32_4) -> !f32_4
   %w = read @w : !t
   %y = torch "aten.mul.Tensor"(%x, %w) facts <pure, flops = 4> tag <"layer.0" F> : (!t, !t) -> !t
   %l = torch "aten.sum.default"(%y) facts <pure> tag <"head.0" F> : (!t) -> !s
@@ -105,6 +115,8 @@ piper.step @captured phase = captured mesh = @mesh inputs ["x", "scale"] dims [0
 }
 // CHECK: piper.step @empty phase = outlined mesh = @mesh inputs [] dims [] () {
 piper.step @empty phase = outlined mesh = @mesh inputs [] dims [] () {}
+// CHECK: piper.step @placed phase = outlined mesh = @mesh inputs [] dims [] microbatches = 2 homes {{\[\[}}0, 1], [1, 0]] () {
+piper.step @placed phase = outlined mesh = @mesh inputs [] dims [] microbatches = 2 homes [[0, 1], [1, 0]] () {}
 
 //===----------------------------------------------------------------------===//
 // Argument templates
@@ -113,29 +125,34 @@ piper.step @empty phase = outlined mesh = @mesh inputs [] dims [] () {}
 // Operands stand where tensors were, also inside lists; the rest is literal.
 // CHECK-LABEL: piper.kernel @templates
 piper.kernel @templates(%a: !t, %b: !t, %n: !i) -> (!t, !t, !t, !t) {
-  // CHECK: torch "aten.cat.default" ([%[[A:.*]], %[[B:.*]]], -1) facts <pure>
+  // CHECK: torch "aten.cat.default"([%[[A:.*]], %[[B:.*]]], -1) facts <pure>
   %0 = torch "aten.cat.default"([%a, %b], -1) facts <pure> : (!t, !t) -> tensor<8xf32>
-  // CHECK: torch "aten.index_put.default" (%{{.*}}, [none, %{{.*}}], %{{.*}}, true) facts <pure>
+  // CHECK: torch "aten.index_put.default"(%{{.*}}, [none, %{{.*}}], %{{.*}}, true) facts <pure>
   %1 = torch "aten.index_put.default"(%0, [none, %n], %a, true) facts <pure> : (tensor<8xf32>, !i, !t) -> !t
   // Keyword arguments are printed in the order of their names.
-  // CHECK: torch "aten.empty.memory_format" ([4], device = #piper.device<rank>, dtype = f32, memory_format = #piper.const<"torch.contiguous_format">) facts <pure>
+  // CHECK: torch "aten.empty.memory_format"([4], device = #piper.device<rank>, dtype = f32, memory_format = #piper.const<"torch.contiguous_format">) facts <pure>
   %2 = torch "aten.empty.memory_format"([4], dtype = f32, device = #piper.device<rank>, memory_format = #piper.const<"torch.contiguous_format">) facts <pure> : () -> !t
-  // CHECK: torch "aten.gelu.default" (%[[A]], arg "approximate" = "tanh") facts <pure>
+  // CHECK: torch "aten.gelu.default"(%[[A]], arg "approximate" = "tanh") facts <pure>
   %3 = torch "aten.gelu.default"(%a, arg "approximate" = "tanh") facts <pure> : (!t) -> !t
-  // CHECK: torch "my.op" (%[[A]], {{\[}}[1, [%[[B]]]], []], 1.000000e-05, -0.000000e+00, false, bf16, arg "other" = %{{.*}}) facts <pure>
+  // CHECK: torch "my.op"(%[[A]], {{\[}}[1, [%[[B]]]], []], 1.000000e-05, -0.000000e+00, false, bf16, arg "other" = %{{.*}}) facts <pure>
   %4 = torch "my.op"(%a, [[1, [%b]], []], 1.0e-5, -0.0, false, bf16, arg "other" = %n) facts <pure> : (!t, !t, !i) -> !t
+  // A number shows its type unless it is an i64 or f64 in decimal.
+  // CHECK: torch "my.numbers"(3, 3 : i32, 255 : ui8, 7 : index, true, 1.500000e+00, 1.500000e+00 : f32, 0x7FF0000000000000 : f64, 0xFFF0000000000000 : f64, 0x7FF8000000000000 : f64, 0x7F800000 : f32, 1.000000e+300)
+  %8 = torch "my.numbers"(3, 3 : i32, 255 : ui8, 7 : index, true, 1.5, 1.5 : f32, 0x7FF0000000000000 : f64, 0xFFF0000000000000 : f64, 0x7FF8000000000000 : f64, 0x7F800000 : f32, 1.0e300) facts <pure> : () -> !t
+  // CHECK: torch "my.quotes"("a\22b", arg "a\22b" = none) facts <pure>
+  %9 = torch "my.quotes"("a\22b", arg "a\22b" = none) facts <pure> : () -> !t
   // Several results, or none.
-  // CHECK: %{{.*}}:2 = torch "aten.topk.default" (%{{.*}}, 2) facts <pure, strided>
-  // CHECK: torch "aten._assert_async.msg" (%{{.*}}, "must hold") facts <host_sync> : (!i64_scalar) -> ()
+  // CHECK: %{{.*}}:2 = torch "aten.topk.default"(%{{.*}}, 2) facts <pure, strided>
+  // CHECK: torch "aten._assert_async.msg"(%{{.*}}, "must hold") facts <host_sync> : (!i64_scalar) -> ()
   %5, %6 = torch "aten.topk.default"(%4, 2) facts <pure, strided> : (!t) -> (!t, !t)
   torch "aten._assert_async.msg"(%n, "must hold") facts <host_sync> : (!i) -> ()
-  // CHECK: torch "piper.dropout.default" (%{{.*}}, %{{.*}}, 1.000000e-01) facts <random>
-  // CHECK: torch "my.add_" (%{{.*}}) facts <mutating>
+  // CHECK: torch "piper.dropout.default"(%{{.*}}, %{{.*}}, 1.000000e-01) facts <random>
+  // CHECK: torch "my.add_"(%{{.*}}) facts <mutating>
   %7 = torch "piper.dropout.default"(%a, %n, 0.1) facts <random> : (!t, !i) -> !t
   torch "my.add_"(%7) facts <mutating> : (!t) -> ()
   return %1, %2, %3, %7 : !t, !t, !t, !t
 }
-// CHECK: piper.kernel @nothing () {
+// CHECK: piper.kernel @nothing() {
 // CHECK-NEXT: return
 // CHECK-NEXT: } cost <flops = 0, bytes = 0>
 piper.kernel @nothing() {
@@ -200,6 +217,15 @@ piper.chunk @collectives$F pass = F (%p: !tP, %s: !tS, %v: !tV) -> (!tR, !tR, !t
   return %0, %1, %2, %3, %4, %5 : !tR, !tR, !tS, !tV, !tV, !tR
 }
 
+// Names of axes in types are quoted like those of a mesh; an axis may even have
+// the name of a bound.
+// CHECK-LABEL: piper.chunk @axes$F
+// CHECK: all_to_all %{{.*}} dim 0 over ["c-p"] : ![[CP:.*]] -> ![[CP]]{{ loc|$}}
+piper.chunk @axes$F pass = F (%a: tensor<4xf32, #piper.layout<"c-p" = varying>>, %b: tensor<?xf32, #piper.layout<bound = varying, bound = 4>>) {
+  %0 = all_to_all %a dim 0 over ["c-p"] : tensor<4xf32, #piper.layout<"c-p" = varying>> -> tensor<4xf32, #piper.layout<"c-p" = varying>>
+  return
+}
+
 // Rows that the host does not know yet: a bound, and perhaps an expectation.
 // CHECK-LABEL: piper.chunk @bounds$F
 // CHECK-SAME: !f32_qx4{{.*}}, {{.*}}: !f32_qx4_dpV
@@ -234,10 +260,10 @@ piper.cluster @cluster of @captured phase = unrolled mesh = @mesh microbatches =
   %e = axis_index "dp" at 1 : tensor<i64, #V>
   // CHECK: %[[L:.*]]:2 = run @chunk$F
   // CHECK: sum %[[L]]#1 at 1 : !f32_4_dpP -> !f32_4_dpP
-  // CHECK: sum bucket @w$b %[[L]]#1, %[[L]]#1 at 1 : !f32_4_dpP -> !f64_4_dpP
+  // CHECK: sum bucket @v$b %[[L]]#1, %[[L]]#1 at 1 : !f32_4_dpP -> !f64_4_dpP
   %f, %l = run @chunk$F(%y) mb 0 at 1 : (!tV) -> (!tV, !tP)
   %g = sum %l at 1 : !tP -> !tP
-  %h = sum bucket @w$b %l, %l at 1 : !tP -> tensor<4xf64, #P>
+  %h = sum bucket @v$b %l, %l at 1 : !tP -> tensor<4xf64, #P>
   // With ZeRO a coordinate still holds shards; the norm of shards is partial.
   // CHECK: %[[R:.*]]:2 = reduce_scatter %{{.*}}, %{{.*}} at [0, 1] dim 0 over ["dp"] across "pp" : !f32_4_dpP, !f32_4_dpP -> !f32_2_dpS0, !f32_2_dpS0
   // CHECK: sumsq %[[R]]#0, %[[R]]#0 at 0 : (!f32_2_dpS0, !f32_2_dpS0) -> !f32_scalar_dpP
@@ -259,6 +285,25 @@ piper.cluster @cluster of @captured phase = unrolled mesh = @mesh microbatches =
 // Programs
 //===----------------------------------------------------------------------===//
 
+// Values are named after what makes them.
+// CHECK-LABEL: piper.program @names of @cluster at 1 {
+piper.program @names of @cluster at 1 {
+  // CHECK: %w_b = read @w$b slot compute
+  // CHECK: %x_0 = input "x" mb 0
+  // CHECK: %e = record
+  // CHECK: %x, %e_[[N:.*]] = recv from 0 mb 0 on @comm
+  // CHECK: %chunk_F0:2 = run @chunk$F(%x_0) mb 0
+  // CHECK: %x_[[M:.*]], %e_[[O:.*]] = permute %x shift 1
+  // CHECK: %e_[[P:.*]] = send %x to 0
+  %0 = read @w$b slot compute : tensor<4xbf16, #R>
+  %1 = input "x" mb 0 : !tV
+  %2 = record
+  %3, %4 = recv from 0 mb 0 on @comm : !tV
+  %5, %6 = run @chunk$F(%1) mb 0 : (!tV) -> (!tV, !tP)
+  %7, %8 = permute %3 shift 1 over ["dp"] on @comm : !tV -> !tV, !piper.event
+  %9 = send %3 to 0 mb 0 on @comm : !tV
+}
+
 // Every instruction may wait for events.
 // CHECK-LABEL: piper.program @program of @cluster at 1 {
 piper.program @program of @cluster at 1 {
@@ -269,8 +314,8 @@ piper.program @program of @cluster at 1 {
   %x, %f = recv from 0 mb 0 on @comm : !tV
   %y = launch @square(%x) as "piece" on @plain mb 0 after %e, %f : (!tV) -> !tV
   %z, %l = run @chunk$F(%y) mb 0 after %e : (!tV) -> (!tV, !tP)
-  // CHECK: %[[A:.*]]:2 = all_to_all %{{.*}} dim 0 over ["dp"] as "swap" mb 0 on @comm after %[[E]] : !f32_4_dpV -> !f32_4_dpV, !piper.event
-  // CHECK: permute %[[A]]#0 shift 1 over ["dp"] on @comm after %[[A]]#1 : !f32_4_dpV -> !f32_4_dpV, !piper.event
+  // CHECK: %[[A:.*]], %[[AE:.*]] = all_to_all %{{.*}} dim 0 over ["dp"] as "swap" mb 0 on @comm after %[[E]] : !f32_4_dpV -> !f32_4_dpV, !piper.event
+  // CHECK: permute %[[A]] shift 1 over ["dp"] on @comm after %[[AE]] : !f32_4_dpV -> !f32_4_dpV, !piper.event
   // CHECK: broadcast %{{.*}} root 0 over ["dp"] on @comm : !f32_4_dpV -> !f32_4_dpR, !piper.event
   %a, %g = all_to_all %z dim 0 over ["dp"] as "swap" mb 0 on @comm after %e : !tV -> !tV, !piper.event
   %b, %h = permute %a shift 1 over ["dp"] on @comm after %g : !tV -> !tV, !piper.event

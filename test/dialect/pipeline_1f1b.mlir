@@ -1,6 +1,8 @@
 // 1F1B on pp 2 x dp 2 with 2 microbatches, one layer per stage and a tied
 // embedding: the cluster as ordered, and the program of coordinate 1.
 // RUN: piper-opt %s | piper-opt | FileCheck %s
+// RUN: piper-opt %s -mlir-print-op-generic | piper-opt | FileCheck %s
+// RUN: piper-opt %s -emit-bytecode | piper-opt | FileCheck %s
 
 #R = #piper.layout<dp = replicated>
 #V = #piper.layout<dp = varying>

@@ -2,6 +2,8 @@
 // placed 0 1 1 0, computing in bf16 from f32 values. Every use gathers its
 // bucket and every weight gradient is reduced at once.
 // RUN: piper-opt %s | piper-opt | FileCheck %s
+// RUN: piper-opt %s -mlir-print-op-generic | piper-opt | FileCheck %s
+// RUN: piper-opt %s -emit-bytecode | piper-opt | FileCheck %s
 
 #S = #piper.layout<dp = shard(0)>
 #R = #piper.layout<dp = replicated>
@@ -341,10 +343,10 @@ piper.program @train$pp1 of @train$cluster at 1 {
   %a0 = record
   %f1_0, %e0 = all_gather %s1 dim 0 over ["dp"] on @gather.dp$1 after %a0 : !cS -> !cR, !piper.event
   // CHECK: all_gather %{{.*}} dim 0 over ["dp"] on @gather.dp$1
-  // CHECK: %[[F:[0-9]+]]:2 = all_gather %{{.*}} dim 0 over ["dp"] on @gather.dp$1 after %{{.*}} : !bf16_136_dpS0 -> !bf16_272_dpR, !piper.event
+  // CHECK: %[[F:[a-z0-9_]+]], %[[FE:[a-z0-9_]+]] = all_gather %{{.*}} dim 0 over ["dp"] on @gather.dp$1 after %{{.*}} : !bf16_136_dpS0 -> !bf16_272_dpR, !piper.event
   // CHECK: run @layer.1$F
-  // CHECK: run @layer.2$F(%{{.*}}, %[[F]]#0) mb 0 after %[[F]]#1 :
-  // CHECK: free %[[F]]#0 :
+  // CHECK: run @layer.2$F(%{{.*}}, %[[F]]) mb 0 after %[[FE]] :
+  // CHECK: free %[[F]] :
   %f2_0, %e1 = all_gather %s2 dim 0 over ["dp"] on @gather.dp$1 after %a0 : !cS -> !cR, !piper.event
   %x1_0, %b0 = recv from 0 mb 0 on @send$0.1 after %a0 : !xV
   %x1_1, %b1 = recv from 0 mb 1 on @send$0.1 after %a0 : !xV
@@ -398,10 +400,10 @@ piper.program @train$pp1 of @train$cluster at 1 {
   free %x2_0, %a2_0, %g2_0 : !xV, !mV, !gP
   free %d1_0 after %c2 : !xV
   %a7 = record
-  // CHECK: %[[I:[0-9]+]]:2 = reduce_scatter %[[H:[0-9]+]] dim 0 over ["dp"] on @reduce.dp$1 after %{{.*}} : !f32_272_dpP -> !f32_136_dpS0, !piper.event
+  // CHECK: %[[I:[a-z0-9_]+]], %[[IE:[a-z0-9_]+]] = reduce_scatter %[[H:[0-9]+]] dim 0 over ["dp"] on @reduce.dp$1 after %{{.*}} : !f32_272_dpP -> !f32_136_dpS0, !piper.event
   // CHECK: run @layer.1$W
-  // CHECK: accumulate @layers.2.fc.weight$b %[[I]]#0 after %[[I]]#1 : !f32_136_dpS0 -> !f32_136_dpS0
-  // CHECK: free %[[H]], %[[I]]#0 : !f32_272_dpP, !f32_136_dpS0
+  // CHECK: accumulate @layers.2.fc.weight$b %[[I]] after %[[IE]] : !f32_136_dpS0 -> !f32_136_dpS0
+  // CHECK: free %[[H]], %[[I]] : !f32_272_dpP, !f32_136_dpS0
   %i2_0, %e8 = reduce_scatter %h2_0 dim 0 over ["dp"] on @reduce.dp$1 after %a7 : !fP -> !vS, !piper.event
   // 1W0
   %g1_0 = run @layer.1$W(%x1_0, %a1_0) mb 0 : (!xV, !mV) -> !gP
