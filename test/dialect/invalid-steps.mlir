@@ -1,0 +1,243 @@
+// Steps and kernels: every rule, broken once.
+// RUN: piper-opt %s -split-input-file -verify-diagnostics
+
+//===----------------------------------------------------------------------===//
+// Steps
+//===----------------------------------------------------------------------===//
+
+// expected-error @+1 {{expected a name and a dim for each of 1 inputs, got 2 and 1}}
+piper.step @train phase = outlined mesh = @mesh inputs ["x", "y"] dims [0] (%x: tensor<4xf32>) {}
+
+// -----
+
+// expected-error @+1 {{expected a name and a dim for each of 1 inputs, got 1 and 0}}
+piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [] (%x: tensor<4xf32>) {}
+
+// -----
+
+// expected-error @+1 {{expected phase captured, outlined or bucketed, got ordered}}
+piper.step @train phase = ordered mesh = @mesh inputs [] dims [] () {}
+
+// -----
+
+piper.chunk @layer.0$F pass = F () {
+  return
+}
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{is not expected in a step of phase captured}}
+  run @layer.0$F() : () -> ()
+}
+
+// -----
+
+piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
+  // expected-error @+1 {{is not expected in a step of phase outlined}}
+  %0 = torch "aten.relu.default"(%x) facts <pure> tag <"layer.0" F> : (tensor<4xf32>) -> tensor<4xf32>
+}
+
+// -----
+
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
+  // expected-error @+1 {{is not expected in a step of phase bucketed}}
+  grad @w %x : tensor<4xf32>
+}
+
+// -----
+
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected a tag: every op belongs to a chunk}}
+  %0 = torch "aten.relu.default"(%x) facts <pure> : (tensor<4xf32>) -> tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{expected homes in one row or one per microbatch, got 2 rows}}
+piper.step @train phase = outlined mesh = @mesh inputs [] dims [] microbatches = 4 homes [[0], [1]] () {}
+
+// -----
+
+// expected-error @+1 {{expected homes in one row or one per microbatch, got 0 rows}}
+piper.step @train phase = outlined mesh = @mesh inputs [] dims [] homes [] () {}
+
+// -----
+
+// expected-error @+1 {{expected a home for each of 1 stages, got 2}}
+piper.step @train phase = outlined mesh = @mesh inputs [] dims [] microbatches = 2 homes [[0], [0, 1]] () {}
+
+// -----
+
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{expected a state, got @missing}}
+  %w = read @missing : tensor<4xf32>
+}
+
+// -----
+
+piper.mesh @mesh [dp = 2 manual]
+piper.state @w parameter : tensor<4xf32>
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{expected dtype and shape of @w, which is 'tensor<4xf32>', got 'tensor<8xf32>'}}
+  %w = read @w : tensor<8xf32>
+}
+
+// -----
+
+piper.state @w parameter : tensor<4xf32>
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{expected dtype and shape of @w, which is 'tensor<4xf32>', got 'tensor<4xbf16>'}}
+  %w = read @w : tensor<4xbf16>
+}
+
+// -----
+
+// A rank reads the whole of a state, or its own part.
+piper.mesh @mesh [ep = 2 manual]
+piper.state @w parameter : tensor<4xf32> layout <ep = shard(0)>
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
+  %whole = read @w : tensor<4xf32>
+  %part = read @w : tensor<2xf32>
+  // expected-error @+1 {{expected dtype and shape of @w, which is 'tensor<4xf32>', got 'tensor<1xf32>'}}
+  %w = read @w : tensor<1xf32>
+}
+
+// -----
+
+piper.step @train phase = bucketed mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{expected a bucket, got @missing}}
+  %w = read @missing slot value : tensor<4xf32>
+}
+
+// -----
+
+piper.mesh @mesh [dp = 2 manual]
+piper.state @w parameter : tensor<4xf32>
+piper.bucket @w$b [@w] value : tensor<4xf32>
+piper.step @train phase = bucketed mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{expected a bucket with slot compute, got @w$b}}
+  %w = read @w$b slot compute : tensor<4xf32>
+}
+
+// -----
+
+piper.mesh @mesh [dp = 2 manual]
+piper.state @w parameter : tensor<4xf32>
+piper.bucket @w$b [@w] value : tensor<4xf32>
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xbf16>) {
+  // expected-error @+1 {{expected 'tensor<4xf32>', the type of slot value of @w$b, got 'tensor<4xbf16>'}}
+  write @w$b slot value %x : tensor<4xbf16>
+}
+
+// -----
+
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected a state, got @missing}}
+  grad @missing %x : tensor<4xf32>
+}
+
+// -----
+
+//===----------------------------------------------------------------------===//
+// Kernels
+//===----------------------------------------------------------------------===//
+
+piper.kernel @kernel() -> tensor<4xf32> {
+  // expected-error @+1 {{is not expected in a kernel, which holds torch ops only}}
+  %0 = read @w : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{expected arguments of the signature's types}}
+"piper.kernel"() <{sym_name = "kernel", function_type = (tensor<4xf32>) -> ()}> ({
+^bb0(%x: tensor<8xf32>):
+  "piper.return"() : () -> ()
+}) : () -> ()
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) -> tensor<8xf32> {
+  %0 = torch "aten.relu.default"(%x) facts <pure> : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error @+1 {{expected to return 'tensor<8xf32>', got 'tensor<4xf32>'}}
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{expected results that alias nothing, got an argument}}
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) -> tensor<2x2xf32> {
+  %0 = torch "aten.view.default"(%x, [2, 2]) facts <view> : (tensor<4xf32>) -> tensor<2x2xf32>
+  // expected-error @+1 {{expected results that alias nothing, got a view}}
+  return %0 : tensor<2x2xf32>
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %0 = torch "aten.relu.default"(%x) facts <pure> : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error @+1 {{expected each value once}}
+  return %0, %0 : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected operand 0 once in the argument template, got it 2 times}}
+  %0 = "piper.torch"(%x) <{op_name = "aten.add.Tensor", args = [#piper.arg<0>, [#piper.arg<0>]], kwargs = {}, facts = #piper.facts<pure>}> : (tensor<4xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected operand 1 once in the argument template, got it 0 times}}
+  %0 = "piper.torch"(%x, %x) <{op_name = "aten.add.Tensor", args = [], kwargs = {other = #piper.arg<0>}, facts = #piper.facts<pure>}> : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected places of 1 operands in the argument template, got #piper.arg<1>}}
+  %0 = "piper.torch"(%x) <{op_name = "aten.add.Tensor", args = [#piper.arg<0>, #piper.arg<1>], kwargs = {}, facts = #piper.facts<pure>}> : (tensor<4xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected places of 1 operands in the argument template, got #piper.arg<-1>}}
+  %0 = "piper.torch"(%x) <{op_name = "aten.add.Tensor", args = [#piper.arg<-1>, #piper.arg<0>], kwargs = {}, facts = #piper.facts<pure>}> : (tensor<4xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected operands in the order of the argument template, got operand 1 at place 0}}
+  %0 = "piper.torch"(%x, %x) <{op_name = "aten.add.Tensor", args = [#piper.arg<1>, #piper.arg<0>], kwargs = {}, facts = #piper.facts<pure>}> : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+// Keyword arguments are sorted by name in print, and so are their operands.
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected operands in the order of the argument template, got operand 1 at place 0}}
+  %0 = torch "my.op"(arg "b" = %x, arg "a" = %x) facts <pure> : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+piper.kernel @kernel(%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected each keyword argument once, got 'dtype' twice}}
+  %0 = torch "aten.sum.default"(%x, dtype = f32, dtype = f64) facts <pure> : (tensor<4xf32>) -> tensor<f32>
+  return
+}
