@@ -28,7 +28,8 @@ mlir::RankedTensorType kernelView(mlir::Type type, mlir::Type like);
 /// The kind that a gradient has where its primal has `kind`.
 Kind dual(Kind kind);
 
-/// The module's mesh, or null. Cheap: only streams stand before it.
+/// The module's mesh, or null. Searched from the front, where the frontend puts
+/// it; passes add only streams before it.
 MeshOp findMesh(mlir::Operation *op);
 
 /// Product of the sizes of `axes`, an array of strings; 1 for unknown axes.
