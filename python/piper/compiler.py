@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from piper.emit import emit_kernels, emit_manifest, emit_programs
 from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
-from piper.frontend.attributes import find_line
+from piper.frontend.attributes import find_line, find_name
 from piper.frontend.importer import import_step
 from piper.frontend.simplify import simplify
 from piper.mlir import ir
@@ -138,8 +138,12 @@ def _diagnostics(error: Any) -> Iterator[str]:
 
 
 def _place(location: ir.Location) -> str:
-    found = find_line(location)
-    return "the compiler" if found is None else f"{found[0]}:{found[1]}"
+    """Return ``model.py:12 (layers.0)``, or as much of it as is known."""
+    line = find_line(location)
+    name = find_name(location)
+    if line is None:
+        return name or "the compiler"
+    return f"{line[0]}:{line[1]}" + (f" ({name})" if name else "")
 
 
 def _text(module: ir.Module) -> str:

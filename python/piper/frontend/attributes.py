@@ -26,6 +26,7 @@ __all__ = [
     "encode_argument",
     "facts_attribute",
     "find_line",
+    "find_name",
     "operand_index",
     "site_location",
     "tag_attribute",
@@ -177,3 +178,10 @@ def find_line(location: ir.Location) -> tuple[str, int] | None:
     if location.is_a_fused():
         return next(filter(None, map(find_line, location.locations)), None)
     return None
+
+
+def find_name(location: ir.Location) -> str:
+    """Return the module path, state or input that a location names, or nothing."""
+    if location.is_a_fused():
+        return find_name(location.locations[0])
+    return location.name_str if location.is_a_name() else ""
