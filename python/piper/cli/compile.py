@@ -121,7 +121,9 @@ def _import(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"expected a Python file, got {path}")
     known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) != str(path):
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    if known is not None:
         raise ValueError(f"expected a file that has no other module's name, got {path.name}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
