@@ -1,0 +1,528 @@
+// Clusters that lose a gradient or an update.
+// RUN: piper-opt %s -split-input-file -verify-diagnostics --piper-verify
+
+//===----------------------------------------------------------------------===//
+// Clusters: gradients
+//===----------------------------------------------------------------------===//
+
+// A contribution goes to the bucket that it was packed for, although both are of
+// one type.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = connected mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  // expected-note @+1 {{it is made here}}
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  // expected-error @+1 {{expected a contribution to @w$b, got one to @v$b}}
+  %G = sum bucket @w$b %h at 0 : !x -> !x
+}
+
+// -----
+
+// What no chunk packed is no gradient.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  // expected-note @+1 {{it is made here}}
+  %j = input "x" mb 0 at 0 : !x
+  // expected-error @+1 {{expected a contribution to @w$b, got another value}}
+  %G = accumulate @w$b %j at 0 : !x -> !x
+}
+
+// -----
+
+// A contribution counts once.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = connected mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+  // expected-error @+2 {{expected each contribution once, got one twice}}
+  // expected-note @+1 {{it is added here, too}}
+  %G = sum bucket @w$b %g, %g at 0 : !x -> !x
+}
+
+// -----
+
+// None is forgotten.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+// expected-error @+1 {{expected 1 contributions to @v$b at coordinate 0, got 0}}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = accumulate @w$b %g at 0 : !x -> !x
+}
+
+// -----
+
+// An accumulation continues the last one; one that starts anew loses the sum.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 2 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @a.0$B(%0) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %i = input "x" mb 0 at 0 : !x
+  %y0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %g0 = run @a.0$B(%y0) mb 0 at 0 : (!x) -> !x
+  %j = input "x" mb 1 at 0 : !x
+  %y1 = run @a.0$F(%j) mb 1 at 0 : (!x) -> !x
+  %g1 = run @a.0$B(%y1) mb 1 at 0 : (!x) -> !x
+  // expected-note @+1 {{the last addition is here}}
+  %G0 = accumulate @w$b %g0 at 0 : !x -> !x
+  // expected-error @+1 {{expected to continue the sum of @w$b at coordinate 0 so far, got another `onto`}}
+  %G1 = accumulate @w$b %g1 at 0 : !x -> !x
+}
+
+// -----
+
+//===----------------------------------------------------------------------===//
+// Clusters: updates
+//===----------------------------------------------------------------------===//
+
+// An optimized state is updated once.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+// expected-note @+1 {{the state is here}}
+piper.state @w parameter : !x holders [0] optimization <"train:sgd">
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+// expected-error @+1 {{expected an update of @w$b at coordinate 0, got none}}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+}
+
+// -----
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd">
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+  // expected-note @+1 {{the other update is here}}
+  %u = update @w$b %G at 0 optimizer "train:sgd" : !x -> !x
+  // expected-error @+1 {{expected one update of @w$b at coordinate 0, got a second}}
+  %v = update @w$b %G at 0 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
+// A state that no directive optimizes stays as it is.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd">
+// expected-note @+1 {{the state is here}}
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+  %u = update @w$b %G at 0 optimizer "train:sgd" : !x -> !x
+  // expected-error @+1 {{expected no update of @v, got #piper.optimization<"train:sgd">}}
+  %v = update @v$b %H at 0 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
+// The update is the one that was recorded.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+// expected-note @+1 {{the state is here}}
+piper.state @w parameter : !x holders [0] optimization <"train:sgd">
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+  // expected-error @+1 {{expected optimization #piper.optimization<"train:sgd"> of @w, got #piper.optimization<"train:adam">}}
+  %u = update @w$b %G at 0 optimizer "train:adam" : !x -> !x
+}
+
+// -----
+
+// It takes the gradient of its own bucket.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd">
+piper.state @v parameter : !x holders [0] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  // expected-note @+1 {{it is made here}}
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+  // expected-error @+1 {{expected the gradient of @w$b, got that of @v$b}}
+  %u = update @w$b %H at 0 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd">
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @v$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%0) mb 0 at 0 : (!x) -> !x
+  %h = run @b.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%1) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @v$b %h at 0 : !x -> !x
+  // expected-note @+1 {{it is made here}}
+  %j = input "x" mb 0 at 0 : !x
+  // expected-error @+1 {{expected the gradient of @w$b, got another value}}
+  %u = update @w$b %j at 0 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
+// All holders take one sum: else copies drift apart.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [0, 1] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.stream @pp
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 1 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 1 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %j = input "x" mb 0 at 1 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%j) mb 0 at 1 : (!x) -> !x
+  %h = run @b.0$B(%j) mb 0 at 1 : (!x) -> !x
+  %g = run @a.0$B(%i) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @w$b %h at 1 : !x -> !x
+  // expected-note @+1 {{the other update is here}}
+  %u = update @w$b %G at 0 optimizer "train:sgd" : !x -> !x
+  // expected-error @+1 {{expected one reduction across all holders of @w$b, got a gradient of another}}
+  %v = update @w$b %H at 1 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
+// Every holder is updated.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+// expected-note @+1 {{the state is here}}
+piper.state @w parameter : !x holders [0, 1] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.stream @pp
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 1 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 1 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%0) : (!x) -> !x
+  %2 = run @b.0$B(%1) : (!x) -> !x
+  %3 = run @a.0$B(%1) : (!x) -> !x
+}
+// expected-error @+1 {{expected an update of @w$b at coordinate 1, got none}}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %j = input "x" mb 0 at 1 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%j) mb 0 at 1 : (!x) -> !x
+  %h = run @b.0$B(%j) mb 0 at 1 : (!x) -> !x
+  %g = run @a.0$B(%i) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @w$b %h at 1 : !x -> !x
+  %S:2 = all_reduce %G, %H at [0, 1] over [] across "pp" on @pp : !x, !x -> !x, !x
+  %u = update @w$b %S#0 at 0 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
+// Who does not hold a state does not update it.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @w parameter : !x holders [1] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @a.0$B(%0) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %y0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %g0 = run @a.0$B(%y0) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g0 at 0 : !x -> !x
+  // expected-error @+1 {{expected a coordinate that holds @w, got 0}}
+  %u = update @w$b %G at 0 optimizer "train:sgd" : !x -> !x
+}
