@@ -29,11 +29,9 @@ def run(file: str, pipeline: str) -> str:
     """
     with ir.Context():
         passes = PassManager.parse(pipeline)
-        if file == "-":
-            module = ir.Module.parse(sys.stdin.read())
-        else:
+        if file != "-":
             Path(file).open().close()  # says what is wrong better than the parser does
-            module = ir.Module.parseFile(file)
+        module = ir.Module.parseFile(file)
         passes.run(module.operation)
         return f"{module.operation.get_asm(enable_debug_info=True)}\n"
 

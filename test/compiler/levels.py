@@ -30,13 +30,18 @@ def run(text: str, pipeline: str) -> str:
         return f"{module.operation.get_asm(enable_debug_info=True)}\n"
 
 
-def piper_opt(text: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """piper-opt on a text, in an environment that has no Python; PIPER_OPT says which."""
+def tool() -> str:
+    """The path of piper-opt: what PIPER_OPT says, beside the interpreter, or on the path."""
     folders = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    tool = os.environ.get("PIPER_OPT") or shutil.which("piper-opt", path=folders)
-    assert tool is not None, "expected piper-opt beside the interpreter or on the path"
+    found = os.environ.get("PIPER_OPT") or shutil.which("piper-opt", path=folders)
+    assert found is not None, "expected piper-opt beside the interpreter or on the path"
+    return found
+
+
+def piper_opt(text: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """piper-opt on a text, in an environment that has no Python."""
     return subprocess.run(
-        [tool, "-", *flags], input=text, capture_output=True, text=True, env={}, check=False
+        [tool(), "-", *flags], input=text, capture_output=True, text=True, env={}, check=False
     )
 
 
