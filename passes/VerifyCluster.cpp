@@ -104,6 +104,10 @@ public:
     if (!step)
       return cluster.emitOpError("expected a step, got ")
              << cluster.getOfAttr();
+    if (int64_t(step.getMicrobatches().value_or(1)) != numMicrobatches)
+      return cluster.emitOpError("expected the ")
+             << step.getMicrobatches().value_or(1) << " microbatches of "
+             << cluster.getOfAttr() << ", got " << numMicrobatches;
     numberChunks();
     if (failed(checkHomes()))
       return failure();
@@ -136,28 +140,26 @@ private:
     runs.resize(chunks.size() * numMicrobatches);
   }
 
-  /// Homes have one row or one per microbatch, with a place for every stage.
+  /// Every stage has a home. Rows of homes are equally long.
   LogicalResult checkHomes() {
     if (!step.getHomes())
       return success();
-    ArrayAttr rows = *step.getHomes();
-    if (rows.size() != 1 && int64_t(rows.size()) != numMicrobatches)
-      return step.emitOpError("expected homes for 1 or for ")
-             << numMicrobatches << " microbatches, got " << rows.size();
-    for (auto &entry : chunks)
-      for (auto row : rows.getAsRange<DenseI64ArrayAttr>()) {
-        int64_t stage = entry.second.op.getStage().value_or(0);
-        if (stage >= row.size())
-          return step.emitOpError("expected a home for stage ")
-                 << stage << " of " << entry.first << ", got " << row;
-      }
+    auto row = cast<DenseI64ArrayAttr>((*step.getHomes())[0]);
+    for (auto &entry : chunks) {
+      int64_t stage = entry.second.op.getStage().value_or(0);
+      if (stage >= row.size())
+        return step.emitOpError("expected a home for stage ")
+               << stage << " of " << entry.first << ", got homes of "
+               << row.size() << " stages";
+    }
     return success();
   }
 
   LogicalResult checkRun(RunOp run, Entry &chunk) {
-    int64_t mb = run.getMb().value_or(numMicrobatches);
-    if (mb >= numMicrobatches)
-      return run.emitOpError("expected a microbatch below ") << numMicrobatches;
+    if (!run.getMb() || int64_t(*run.getMb()) >= numMicrobatches)
+      return run.emitOpError("expected a microbatch below ")
+             << numMicrobatches << ", got " << run.getMbAttr();
+    int64_t mb = *run.getMb();
     RunOp &known = runs[chunk.index * numMicrobatches + mb];
     if (known) {
       InFlightDiagnostic error = run.emitOpError("expected one run of ")

@@ -133,6 +133,14 @@ piper.cluster @train$cluster of @train phase = unrolled mesh = @mesh microbatche
 
 // -----
 
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 (%x: !x) {}
+// expected-error @+1 {{expected the 1 microbatches of @train, got 2}}
+piper.cluster @train$cluster of @train phase = unrolled mesh = @mesh microbatches = 2 {}
+
+// -----
+
 // A run happens once.
 
 !x = tensor<4xf32>
@@ -202,7 +210,7 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatch
 }
 piper.cluster @train$cluster of @train phase = unrolled mesh = @mesh microbatches = 1 {
   %i = input "x" mb 0 at 0 : !x
-  // expected-error @+1 {{expected a microbatch below 1}}
+  // expected-error @+1 {{expected a microbatch below 1, got 1 : i64}}
   %0 = run @a.0$F(%i) mb 1 at 0 : (!x) -> !x
 }
 
@@ -230,7 +238,7 @@ piper.cluster @train$cluster of @train phase = unrolled mesh = @mesh microbatche
 !x = tensor<4xf32>
 piper.mesh @mesh [pp = 2 unrolled]
 piper.chunk @a.2$F pass = F stage = 2 (%x: !x) -> !x { return %x : !x }
-// expected-error @+1 {{expected a home for stage 2 of @a.2$F, got array<i64: 0, 1>}}
+// expected-error @+1 {{expected a home for stage 2 of @a.2$F, got homes of 2 stages}}
 piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
   %0 = run @a.2$F(%x) : (!x) -> !x
 }
