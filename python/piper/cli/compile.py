@@ -65,7 +65,7 @@ def add_parser(commands: Commands) -> None:
         "--data-shards",
         type=int,
         metavar="N",
-        help="how many data-parallel shards the batch holds (default: those of all ranks)",
+        help="how many data-parallel shards the batch holds (default: all; one under torchrun)",
     )
     parser.set_defaults(run=_run)
 

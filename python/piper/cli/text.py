@@ -17,9 +17,9 @@ def count(number: int) -> str:
     return f"{number}" if not unit else f"{size:.1f}{unit}"
 
 
-def plural(number: int, what: str, whats: str = "") -> str:
+def plural(number: int, what: str, several: str = "") -> str:
     """Return ``1 rank`` or ``2 ranks``."""
-    return f"{number} {what if number == 1 else whats or f'{what}s'}"
+    return f"{number} {what if number == 1 else several or f'{what}s'}"
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: int = 0) -> Iterator[str]:
