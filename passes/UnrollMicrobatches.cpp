@@ -147,18 +147,26 @@ private:
       if (tangent.getCount())
         values.push_back(get(tangent.getCount(), mb, at));
     }
-    for (auto &[at, values] : counts) {
-      Value count;
-      if (!values.empty())
-        count =
-            SumOp::create(builder, tangent.getLoc(), values.front().getType(),
-                          FlatSymbolRefAttr(), values, index(at), ValueRange());
+    llvm::MapVector<int64_t, Value> sums = sumUp(counts, tangent.getLoc());
+    for (auto &[at, count] : sums)
       tangents[tangent].insert(
           {at, TangentOp::create(
                    builder, tangent.getLoc(), tangent.getResult().getType(),
                    tangent.getLossAttr(), count, getCoefficient(tangent),
                    IntegerAttr(), index(at), ValueRange())});
-    }
+  }
+
+  /// One sum per coordinate, null where there is nothing to sum. They stand
+  /// before what uses any of them, so that all may become one reduction.
+  llvm::MapVector<int64_t, Value> sumUp(Sums &values, Location loc) {
+    llvm::MapVector<int64_t, Value> sums;
+    for (auto &[at, inputs] : values)
+      sums[at] = inputs.empty()
+                     ? Value()
+                     : SumOp::create(builder, loc, inputs.front().getType(),
+                                     FlatSymbolRefAttr(), inputs, index(at),
+                                     ValueRange());
+    return sums;
   }
 
   /// A count that is known now becomes part of the coefficient.
@@ -191,14 +199,14 @@ private:
   }
 
   void makeOutput(OutputOp output) {
-    Sums sums;
-    collect(output.getValue(), sums);
-    for (auto &[at, values] : sums) {
-      Value sum =
-          SumOp::create(builder, output.getLoc(), values.front().getType(),
-                        FlatSymbolRefAttr(), values, index(at), ValueRange());
+    Sums values;
+    collect(output.getValue(), values);
+    llvm::MapVector<int64_t, Value> sums = sumUp(values, output.getLoc());
+    for (auto &[at, sum] : sums) {
+      Value scale = output.getScale();
       OutputOp::create(builder, output.getLoc(), output.getNameAttr(), sum,
-                       get(output.getScale(), 0, at), index(at), ValueRange());
+                       scale ? get(scale, 0, at) : Value(), index(at),
+                       ValueRange());
     }
   }
 

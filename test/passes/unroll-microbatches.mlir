@@ -87,7 +87,8 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["s", "n"] dims [0, 0] ax
 // -----
 
 // Homes may differ per microbatch: then every stage has two, each with its own
-// tangent, count, sum of gradients and reported loss.
+// tangent, count, sum of gradients and reported loss. All counts, and all losses,
+// come before what uses them: they will be one reduction.
 
 !x = tensor<4xf32>
 !n = tensor<i64>
@@ -111,10 +112,10 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x", "n"] dims [0, 0] ax
   output "y" %y1 scale %t : !x, !x
 }
 // CHECK-LABEL: piper.cluster @train$cluster
-// CHECK: sum %{{.*}} at 0
-// CHECK-NEXT: %[[T0:.*]] = tangent "y" {{.*}} at 0
-// CHECK: sum %{{.*}} at 1
-// CHECK-NEXT: %[[T1:.*]] = tangent "y" {{.*}} at 1
+// CHECK: %[[N0:.*]] = sum %{{.*}} at 0
+// CHECK-NEXT: %[[N1:.*]] = sum %{{.*}} at 1
+// CHECK-NEXT: %[[T0:.*]] = tangent "y" count %[[N0]] : {{.*}} at 0
+// CHECK-NEXT: %[[T1:.*]] = tangent "y" count %[[N1]] : {{.*}} at 1
 // CHECK: run @a.0$F({{.*}}) mb 0 at 0
 // CHECK: run @a.1$F({{.*}}) mb 0 at 1
 // CHECK: %[[G0:.*]] = run @a.0$B(%[[T0]]) mb 0 at 0
@@ -123,5 +124,23 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x", "n"] dims [0, 0] ax
 // CHECK: %[[G1:.*]] = run @a.0$B(%[[T1]]) mb 1 at 1
 // CHECK-NEXT: sum bucket @w$b %[[G0]] at 0
 // CHECK-NEXT: sum bucket @w$b %[[G1]] at 1
-// CHECK-DAG: output "y" %{{.*}} scale %[[T0]] at 0
-// CHECK-DAG: output "y" %{{.*}} scale %[[T1]] at 1
+// CHECK-DAG: %[[L0:.*]] = sum %{{.*}} at 0
+// CHECK-DAG: %[[L1:.*]] = sum %{{.*}} at 1
+// CHECK-DAG: output "y" %[[L0]] scale %[[T0]] at 0
+// CHECK-DAG: output "y" %[[L1]] scale %[[T1]] at 1
+
+// -----
+
+// A value without a scale is reported as it is.
+
+!x = tensor<4xf32>
+
+// CHECK-LABEL: piper.cluster @eval$cluster
+// CHECK: %[[S:.*]] = sum %{{.*}} at 0
+// CHECK-NEXT: output "y" %[[S]] at 0
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @a.0$F.eval pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.step @eval phase = bucketed mesh = @mesh inputs ["x"] dims [0] axes [] microbatches = 1 homes [[0]] (%x: !x) {
+  %y = run @a.0$F.eval(%x) : (!x) -> !x
+  output "y" %y : !x
+}
