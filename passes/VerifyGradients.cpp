@@ -187,9 +187,6 @@ private:
 
   LogicalResult check(UpdateOp update) {
     auto bucket = symbols.lookup<BucketOp>(update.getBucket());
-    if (!bucket)
-      return update.emitOpError("expected a bucket, got ")
-             << update.getBucketAttr();
     for (StateOp state : getMembers(bucket))
       if (failed(checkMember(update, state)))
         return failure();
@@ -268,7 +265,9 @@ private:
     for (Attribute name : used) {
       auto bucket =
           symbols.lookup<BucketOp>(cast<FlatSymbolRefAttr>(name).getValue());
-      for (StateOp state : bucket ? getMembers(bucket) : SmallVector<StateOp>())
+      if (!bucket)
+        continue; // a read of a state by name
+      for (StateOp state : getMembers(bucket))
         for (int64_t at : state.getHolders().value_or(ArrayRef<int64_t>()))
           if (state.getOptimizationAttr() && !updates.contains({name, at})) {
             InFlightDiagnostic error =
