@@ -33,18 +33,24 @@ def tangent(
 
 
 def total(first: Tensor, *others: Tensor) -> Tensor:
-    """Return the sum from left to right, as a new tensor."""
-    result = first.clone()
+    """Return the sum from left to right, as a new tensor; 16 bits are added in 32, or many small
+    terms would be lost.
+    """
+    narrow = first.dtype in (torch.bfloat16, torch.float16)
+    result = first.to(torch.float32 if narrow else first.dtype, copy=True)
     for other in others:
         result += other
-    return result
+    return result.to(first.dtype)
 
 
-def sumsq(*tensors: Tensor) -> Tensor:
-    """Add the squares in the accumulation dtype, tensor by tensor."""
-    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
-    dtype = torch.float64 if wide else torch.float32
+def sumsq(dtype: torch.dtype | None, device: torch.device, *tensors: Tensor) -> Tensor:
+    """Add the squares in ``dtype`` or else the accumulation dtype, tensor by tensor."""
+    if dtype is None:
+        wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+        dtype = torch.float64 if wide else torch.float32
     norms = [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+    if not norms:
+        return torch.zeros((), dtype=dtype, device=device)
     return torch.stack(norms).square().sum()
 
 

@@ -101,9 +101,14 @@ class Rank:
         """Return the sum of tensors of one shape and dtype, added from left to right."""
         return self._compute("sum", "", compute.total, operands, after=after)
 
-    def sumsq(self, *operands: Handle, after: Events = ()) -> Handle:
-        """Return the scalar sum of squares of all elements: float64 of float64, else float32."""
-        return self._compute("sumsq", "", compute.sumsq, operands, after=after)
+    def sumsq(self, *operands: Handle, dtype: str | None = None, after: Events = ()) -> Handle:
+        """Return the scalar sum of squares of all elements, zero of none.
+
+        Without ``dtype`` it is float64 of float64, else float32.
+        """
+        wanted = None if dtype is None else dtype_of(dtype)
+        thunk = partial(compute.sumsq, wanted, self.home.device)
+        return self._compute("sumsq", "", thunk, operands, after=after)
 
     def accumulate(
         self, bucket: str, contribution: Handle, *, onto: Handle | None = None, after: Events = ()

@@ -136,9 +136,9 @@ class _EntryPoint:
         )
 
     def _sumsq(self, row: Row) -> _Call:
-        return _Call(
-            "sumsq", [*self._inputs(row), *self._after(row)], [self._bind(row["out"][0], "squares")]
-        )
+        dtype = self._symbols.dtype(row["dtype"])
+        arguments = [*self._inputs(row), f"dtype={dtype!r}", *self._after(row)]
+        return _Call("sumsq", arguments, [self._bind(row["out"][0], "squares")])
 
     def _accumulate(self, row: Row) -> _Call:
         arguments = [repr(row["bucket"]), self._names[row["in"][0]]]
