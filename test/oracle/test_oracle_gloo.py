@@ -1,0 +1,42 @@
+"""Processes of torchrun over gloo report what one process that stands for all ranks reports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_lm.py"
+SIZES = {"steps": 3, "layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 8}
+OPTIONS = [f"--{name}={value}" for name, value in SIZES.items()]
+OPTIONS += ["--mesh", "pp=2,dp=2", "--microbatches", "2"]
+NUMBER = r"(\d+\.\d+)"
+
+
+@pytest.mark.slow
+def test_gloo_prints_the_losses_of_local() -> None:
+    """Three steps at pp 2 x dp 2: the same losses, norms and validation loss as printed, and a
+    closing fp64 step that passes the script's own check against plain PyTorch.
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    gloo = _run([*launcher, str(SCRIPT), *OPTIONS, "--transport", "gloo"])
+    local = _run([str(SCRIPT), *OPTIONS, "--transport", "local", "--no-check"])
+    assert len(local) == 2 * SIZES["steps"] + 1
+    assert gloo == pytest.approx(local, abs=1e-6)
+
+
+def _run(arguments: list[str]) -> list[float]:
+    """Run Python; return the loss and gradient norm of each step, then the validation loss."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    steps = re.findall(rf"step: \d+ loss: {NUMBER} grad_norm: {NUMBER}", done.stdout)
+    validation = re.findall(rf"validation loss: {NUMBER}", done.stdout)
+    return [float(number) for found in (*steps, validation) for number in found]

@@ -1,0 +1,211 @@
+"""Ledgers: steps whose exact result tells what was counted twice, forgotten, or averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from oracle import piper_steps
+from piper_runtime.optimizer import OptimizerFactory
+from strategies import Captures, Case
+from torch import Tensor, nn
+
+TOKENS, WORDS = 3, 4
+
+Batch = dict[str, Tensor]
+
+
+class Scale(nn.Module):
+    """Multiplies by a weight."""
+
+    def __init__(self, *weights: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Ledger(nn.Module):
+    """A product of ones: an embedding, scales, and the embedding again, at rows of its own.
+
+    Its gradient with respect to any weight is the sum of what the batch says per token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(2 * WORDS, 1, dtype=torch.float64)
+        self.layers = nn.ModuleList(Scale(1.0) for _ in range(4))
+        self.tail = nn.Embedding(2 * WORDS, 1, dtype=torch.float64)
+        self.tail.weight = self.embed.weight
+        nn.init.ones_(self.embed.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        y: Tensor = x * self.tail(ids + WORDS)
+        return y.squeeze(-1)
+
+
+def entries(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum of the batch's amounts."""
+    total: Tensor = (model(batch["ids"]) * batch["amounts"]).sum()
+    return total
+
+
+@cache
+def ledger() -> Captures:
+    return Captures(Ledger(), entries)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("1F1B", 1, 1, 1),
+        Case("GPipe", 1, 2, 8),
+        Case("1F1B", 2, 2, 8),
+        Case("GPipe", 4, 1, 4),
+        Case("1F1B", 4, 2, 4),
+    ],
+    ids=str,
+)
+def test_every_token_counts_once(case: Case) -> None:
+    """Token k is worth 2**k, so that the bits of a gradient name the tokens in it."""
+    count = case.parts * TOKENS
+    ids = torch.arange(count).mul(7).remainder(WORDS).view(case.parts, TOKENS)
+    amounts = 2.0 ** torch.arange(count, dtype=torch.float64).view(case.parts, TOKENS)
+    tags = {"embed": "first", "layers.*": "layer", "tail": "last"}
+    (step,) = piper_steps(
+        ledger().compile(case.strategy(tags), {"ids": ids, "amounts": amounts}),
+        ledger().model,
+        [{"ids": ids, "amounts": amounts}],
+    )
+    everything = 2**count - 1
+    assert step.loss == everything
+    by_word = [sum(2**k for k in range(count) if 7 * k % WORDS == word) for word in range(WORDS)]
+    table = [int(value) for value in step.gradients["embed.weight"].flatten()]
+    assert table == by_word + by_word
+    assert torch.equal(step.gradients["tail.weight"], step.gradients["embed.weight"])
+    for layer in range(4):
+        assert int(step.gradients[f"layers.{layer}.weight"]) == everything
+
+
+class Pair(nn.Module):
+    """Two weights in two chunks that multiply one input side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Scale(1.0, -3.0)
+        self.second = Scale(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return torch.cat([y, self.second(x.sum(-1, keepdim=True) / 2)], dim=-1)
+
+
+PAIR_TAGS = {"first": "first", "second": "second"}
+
+
+def energy(model: nn.Module, batch: Batch) -> Tensor:
+    """Minus half of the outputs' squares, as a mean over examples."""
+    loss: Tensor = -0.5 * (model(batch["x"]) ** 2).sum(-1).mean()
+    return loss
+
+
+def output(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum of the outputs."""
+    loss: Tensor = model(batch["x"]).sum()
+    return loss
+
+
+def _signs(case: Case) -> Tensor:
+    signs = torch.ones(case.parts, 2, dtype=torch.float64)
+    signs[::3] = -1
+    return signs
+
+
+DOUBLING = [
+    Case("1F1B", 1, 1, 4),
+    Case("GPipe", 1, 2, 2),
+    Case("1F1B", 2, 1, 8),
+    Case("1F1B", 2, 2, 4),
+]
+
+
+@cache
+def pair(loss_fn: Callable[[nn.Module, Batch], Tensor]) -> Captures:
+    return Captures(Pair(), loss_fn)
+
+
+@pytest.mark.parametrize("case", DOUBLING, ids=str)
+def test_weights_double_each_step(case: Case) -> None:
+    """The gradient of the mean is -w, so SGD with rate 1 makes w 2w: exactly 8w after three."""
+
+    def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    batch = {"x": _signs(case)}
+    model = pair(energy).model
+    program = pair(energy).compile(case.strategy(PAIR_TAGS, plain_sgd), batch)
+    steps = piper_steps(program, model, [batch] * 3)
+    for name, first in model.named_parameters():
+        assert torch.equal(steps[-1].states[name], 8 * first)
+
+
+def _decaying(kind: type[torch.optim.Optimizer]) -> OptimizerFactory:
+    def factory(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return kind(parameters, lr=0.5, weight_decay=0.5)  # type: ignore[call-arg]
+
+    return factory
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_zero_gradients_only_decay(kind: type[torch.optim.Optimizer]) -> None:
+    """Every element shrinks by 1 - rate * decay = 3/4 in each step, and is decayed only once."""
+    case = Case("1F1B", 2, 2, 4)
+    batch = {"x": torch.zeros(case.parts, 2, dtype=torch.float64)}
+    model = pair(output).model
+    program = pair(output).compile(case.strategy(PAIR_TAGS, _decaying(kind), clip=1.0), batch)
+    steps = piper_steps(program, model, [batch] * 3)
+    for count, step in enumerate(steps, start=1):
+        assert step.grad_norm == 0
+        for name, first in model.named_parameters():
+            assert torch.equal(step.states[name], first * 0.75**count)
+
+
+class Narrow(nn.Module):
+    """One weight in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale(1.0, -3.0).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.scale(x)
+        return y
+
+
+@cache
+def narrow() -> Captures:
+    return Captures(Narrow(), output)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums"), [(torch.float32, 512.0), (None, 256.0)], ids=["fp32", "bf16"]
+)
+def test_main_gradients_have_the_reduce_dtype(dtype: torch.dtype | None, sums: float) -> None:
+    """512 ones are 512 in fp32; in bf16 the sum stays at 256, where a one is below the rounding.
+
+    The loss, -2 of each microbatch in bf16, is never summed in bf16.
+    """
+    case = Case("1F1B", 1, 1, 512)
+    batch = {"x": torch.ones(case.parts, 2, dtype=torch.bfloat16)}
+    program = narrow().compile(case.strategy({"scale": "scale"}, reduce_dtype=dtype), batch)
+    (step,) = piper_steps(program, narrow().model, [batch])
+    gradient = step.gradients["scale.weight"]
+    assert gradient.dtype == (dtype or torch.bfloat16)
+    assert gradient.tolist() == [sums, sums]
+    assert step.loss == -2 * case.parts
