@@ -1,7 +1,6 @@
 #include "passes/CAPI.h"
 
 #include "mlir/CAPI/IR.h"
-#include "mlir/CAPI/Utils.h"
 #include "passes/DumpPrograms.h"
 #include "passes/Passes.h"
 
@@ -9,6 +8,10 @@ void piperRegisterPasses() { piper::registerAllPasses(); }
 
 void piperDumpPrograms(MlirModule module, MlirStringCallback callback,
                        void *userData) {
-  mlir::detail::CallbackOstream stream(callback, userData);
+  // One call for the whole text: a call per token would cost more than the
+  // dump.
+  std::string text;
+  llvm::raw_string_ostream stream(text);
   piper::dumpPrograms(unwrap(module), stream);
+  callback(mlirStringRefCreate(text.data(), text.size()), userData);
 }

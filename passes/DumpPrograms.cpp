@@ -79,8 +79,10 @@ private:
         for (Value result : op.getResults())
           json.value(numbers.try_emplace(result, numbers.size()).first->second);
       });
-      for (NamedAttribute attribute : op.getAttrDictionary())
-        writeAttribute(attribute);
+      // By name: a dictionary of an op's attributes would be made and kept.
+      for (StringAttr name : op.getName().getAttributeNames())
+        if (Attribute attribute = op.getAttr(name))
+          writeAttribute(name, attribute);
       if (isa<RecvOp, TangentOp, SumsqOp>(op))
         writeType(cast<RankedTensorType>(op.getResult(0).getType()));
       Provenance(op.getLoc()).write(json);
@@ -110,9 +112,8 @@ private:
       writeOne("onto", accumulate.getOnto());
   }
 
-  void writeAttribute(NamedAttribute attribute) {
-    StringRef name = attribute.getName();
-    llvm::TypeSwitch<Attribute>(attribute.getValue())
+  void writeAttribute(StringRef name, Attribute attribute) {
+    llvm::TypeSwitch<Attribute>(attribute)
         .Case<FlatSymbolRefAttr>(
             [&](auto symbol) { json.attribute(name, symbol.getValue()); })
         .Case<StringAttr>(

@@ -169,27 +169,42 @@ private:
     }
   }
 
+  /// An op of a stuck chunk and the op of another stuck chunk that it waits
+  /// for.
+  std::pair<Operation *, Operation *> findWait(size_t index,
+                                               ArrayRef<size_t> missing) {
+    for (Operation *op : chunks[index].ops)
+      for (Value operand : op->getOperands()) {
+        Operation *maker = getRoot(operand).getDefiningOp();
+        auto found = chunkOf.find(maker);
+        if (found != chunkOf.end() && found->second != index &&
+            missing[found->second] != 0)
+          return {op, maker};
+      }
+    return {};
+  }
+
+  /// Follows what stuck chunks wait for: the first that comes again lies on a
+  /// cycle.
   LogicalResult reportCycle(ArrayRef<size_t> missing) {
-    for (auto [index, chunk] : llvm::enumerate(chunks)) {
-      if (missing[index] == 0)
-        continue;
-      for (Operation *op : chunk.ops)
-        for (Value operand : op->getOperands()) {
-          Operation *maker = getRoot(operand).getDefiningOp();
-          auto found = chunkOf.find(maker);
-          if (found == chunkOf.end() || found->second == index ||
-              missing[found->second] == 0)
-            continue;
-          InFlightDiagnostic error = op->emitError("chunk '")
-                                     << chunk.name << "' is not convex: pass "
-                                     << stringifyPass(chunk.pass)
-                                     << " needs a value of chunk '"
-                                     << chunks[found->second].name
-                                     << "', which in turn needs this chunk; "
-                                        "annotate them as one";
-          error.attachNote(maker->getLoc()) << "the value is made here";
-          return failure();
-        }
+    size_t index =
+        llvm::find_if(missing, [](size_t count) { return count != 0; }) -
+        missing.begin();
+    llvm::SmallDenseSet<size_t> seen;
+    auto [op, maker] = findWait(index, missing);
+    while (maker && seen.insert(index).second) {
+      index = chunkOf.lookup(maker);
+      std::tie(op, maker) = findWait(index, missing);
+    }
+    if (maker) {
+      const Outlined &chunk = chunks[index];
+      InFlightDiagnostic error =
+          op->emitError("chunk '")
+          << chunk.name << "' is not convex: pass " << stringifyPass(chunk.pass)
+          << " needs a value of chunk '" << chunks[chunkOf.lookup(maker)].name
+          << "', which in turn needs this chunk; annotate them as one";
+      error.attachNote(maker->getLoc()) << "the value is made here";
+      return failure();
     }
     for (auto tangent : step.getBlock().getOps<TangentOp>())
       if (Value count = tangent.getCount())
