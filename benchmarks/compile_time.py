@@ -10,14 +10,13 @@ the slope of log(seconds) over log(instructions) between one size and the next.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from piper.emit.dump import read_programs
 from piper.mlir import ir
-from piper.mlir._mlir_libs import _piper
 from piper.mlir.passmanager import PassManager
 from piper.schedules import generate
 
@@ -107,7 +106,7 @@ def measure(size: Size) -> tuple[dict[str, float], int]:
             passes.run(module.operation)
             seconds[part] = time.perf_counter() - start
         start = time.perf_counter()
-        programs = json.loads(_piper.dump_programs(module))
+        programs = read_programs(module)
         seconds["dump"] = time.perf_counter() - start
     return seconds, sum(len(program["rows"]) for program in programs)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from piper.emit.dump import read_programs
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
-from piper.mlir._mlir_libs import _piper
 from piper.schedules import Table
 
 __all__ = ["ChunkFacts", "Facts"]
@@ -35,7 +34,7 @@ class Facts:
     def __init__(self, module: ir.Module) -> None:
         """Read the programs; counts are those of one data-parallel rank."""
         self.symbols = Symbols(module)
-        self.programs: list[dict[str, Any]] = json.loads(_piper.dump_programs(module))
+        self.programs: list[dict[str, Any]] = read_programs(module)
 
     def place(self, coordinate: int) -> str:
         """Return ``pp 0``, or ``all ranks`` without an unrolled axis."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from piper.emit.chunks import emit_chunk
+from piper.emit.dump import read_programs
 from piper.emit.locations import format_location
 from piper.emit.names import Namer, identifier
 from piper.emit.symbols import Symbols
 from piper.mlir import ir
-from piper.mlir._mlir_libs import _piper
 
 __all__ = ["emit_programs"]
 
@@ -38,7 +37,7 @@ def emit_programs(module: ir.Module, symbols: Symbols) -> dict[str, str]:
     per chunk that it runs and one per entry point.
     """
     dumped: dict[int, list[dict[str, Any]]] = {}
-    for program in json.loads(_piper.dump_programs(module)):
+    for program in read_programs(module):
         dumped.setdefault(program["at"], []).append(program)
     return {
         symbols.program_file(at): _emit_program(at, entries, symbols)
