@@ -52,7 +52,7 @@ test-all: build ## run every test
 lint: build ## check style, types, spelling and the generated reference
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/piper runtime/piper_runtime test
+	$(BIN)/mypy python/piper runtime/piper_runtime test examples benchmarks
 	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 	$(BIN)/codespell
 	for page in $(REFERENCE); do diff -u docs/reference/$$page.md $(BUILD)/$$page/$$page.md || { echo "stale reference: run 'make docs'"; exit 1; }; done
