@@ -192,7 +192,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     option("--schedule", default="1F1B", help="1F1B or GPipe")
     option("--microbatches", type=int, default=4, help="per step and data-parallel rank")
     option("--transport", choices=("auto", "local", "gloo"), default="auto", help="who runs ranks")
-    option("--steps", type=int, default=600, help="training steps")
+    option("--steps", type=int, default=450, help="training steps")
     option("--layers", type=int, default=4, help="transformer blocks")
     option("--width", type=int, default=128, help="size of a hidden vector")
     option("--heads", type=int, default=4, help="attention heads")

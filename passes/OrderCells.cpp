@@ -73,7 +73,8 @@ private:
     for (Operation &op : cluster.getBlock())
       if (std::optional<Cell> cell = getCell(&op)) {
         cells[*cell].push_back(&op);
-        trains |= cell->pass != Pass::F;
+        if (cell->pass != Pass::F)
+          trained.insert(cell->stage);
       }
   }
 
@@ -98,8 +99,8 @@ private:
       auto &row = rows.emplace_back();
       SmallVector<Cell> parsed = *parseCells(text, reason);
       for (const Cell &cell : parsed) {
-        if (!trains && cell.pass != Pass::F)
-          continue; // an evaluation takes the forward cells of the table
+        if (isFrozen(cell))
+          continue;
         if (failed(checkCell(schedule, cell, at)))
           return failure();
         scheduled.insert(cell);
@@ -110,6 +111,14 @@ private:
       if (!scheduled.contains(cell))
         return schedule.emitOpError("expected a cell ") << cell.str();
     return success();
+  }
+
+  /// Whether a cell is the backward of a stage that has none: nothing in it is
+  /// trained, or the step is an evaluation, which takes the forward cells.
+  bool isFrozen(const Cell &cell) {
+    bool evaluates = trained.empty();
+    return cell.pass != Pass::F && !trained.contains(cell.stage) &&
+           (evaluates || cell.pass == Pass::B);
   }
 
   LogicalResult checkCell(ScheduleOp schedule, const Cell &cell, size_t row) {
@@ -266,7 +275,7 @@ private:
 
   ClusterOp cluster;
   SymbolTable &symbols;
-  bool trains = false;
+  llvm::SmallDenseSet<int64_t> trained; // stages with a backward
   llvm::MapVector<Cell, SmallVector<Operation *>> cells;
   std::vector<SmallVector<Cell>> rows;
   llvm::DenseMap<Operation *, size_t> missing;

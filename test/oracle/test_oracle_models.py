@@ -152,6 +152,7 @@ ROW = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
 SCENARIOS = {
     "lora": Scenario(lambda: Net(Adapter)),
     "part-of-first-stage-frozen": Scenario(_frozen(0), cases=CASES[:1], slow=True),
+    "first-stages-frozen": Scenario(_frozen(0, 1)),
     "middle-stages-frozen": Scenario(_frozen(1, 2), slow=True),
     "last-stages-frozen": Scenario(_frozen(2, 3)),
     "tied-across-stages": Scenario(_tied),

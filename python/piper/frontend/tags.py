@@ -1,7 +1,7 @@
 """Assigning every op to a chunk and a pass.
 
 Chunks are numbered in forward order. A forward op belongs to the chunk of its outermost annotation,
-raised to the latest chunk among its producers; an op under no annotation joins its latest producer.
+and is refused if a later chunk must run first; an op under no annotation joins its latest producer.
 A backward op belongs to the chunk of the first forward op with its ``seq_nr``, lowered to the
 earliest chunk among its backward producers; an accumulation add, or an op autograd made from
 nothing, has only its producers. So chunks are convex by construction.
@@ -158,7 +158,9 @@ def _tag_forward(
     for node in forward:
         known = [index[arg] for arg in node.all_input_nodes if arg in index]
         if node in hits:
-            known.append(numbers[hits[node].key])
+            own = numbers[hits[node].key]
+            _refuse_not_convex(node, own, index, hits)
+            known.append(own)
         if known:
             index[node] = max(known)
         else:
@@ -168,6 +170,21 @@ def _tag_forward(
     for node in reversed(pending):
         index[node] = min(index[user] for user in node.users if user in index)
     return index
+
+
+def _refuse_not_convex(
+    node: fx.Node, own: int, index: Mapping[fx.Node, int], hits: Mapping[fx.Node, Hit]
+) -> None:
+    """Refuse an op of a chunk that must run before what the op needs."""
+    late = next((arg for arg in node.all_input_nodes if index.get(arg, own) > own), None)
+    if late is None:
+        return
+    other = f" of tag {hits[late].tag!r}" if late in hits else ""
+    raise CaptureError(
+        f"{node_site(node)}: the chunk of tag {hits[node].tag!r} is not convex: this op needs the "
+        f"value made at {node_site(late)} by a chunk{other} that starts after it; annotate them as "
+        "one chunk"
+    )
 
 
 def _forward_by_seq(ops: Sequence[fx.Node], index: Mapping[fx.Node, int]) -> dict[int, int]:
