@@ -1,5 +1,5 @@
 """Removing views that see just what they are taken of, or make up for a kept dim, so that gradients
-and saved values are not views.
+and saved values are not views; and masks that are known to be causal.
 
     mm = aten.mm(t(dy), x)
     dw = aten.t(aten.t(mm))                        ->  dw = mm
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from piper.frontend.causal import fold_causal_masks
 from piper.frontend.data import Capture, tag_of
 from piper.frontend.joint import sweep
 from piper.frontend.op_facts import effects
@@ -34,7 +35,8 @@ _IDENTITIES = (
 
 
 def simplify(captured: Capture) -> Capture:
-    """Return ``captured`` without identities and views that undo each other; values are equal.
+    """Return ``captured`` without identities, views that undo each other and constant causal masks;
+    values are equal.
 
     A view is replaced by the first value along the chain of views it is taken of that has its
     shape, strides, storage offset and dtype: both are the same elements. Then a user may read a
@@ -53,6 +55,7 @@ def simplify(captured: Capture) -> Capture:
             rest = fx.node.map_arg((kept.args, kept.kwargs), copies.__getitem__)
             copies[node].target = kept.target
             copies[node].args, copies[node].kwargs = (*rest[0][:2], False), rest[1]
+    fold_causal_masks(graph)
     sweep(graph)
     graph.lint()
     used = {tag_of(node).chunk for node in graph.nodes if node.op == "call_function"}
