@@ -40,11 +40,11 @@ class StepResult:
         return self.tokens / self.seconds / self.devices
 
     def __str__(self) -> str:
-        """Return ``step: 1 loss: 8.04 grad_norm: 1.33 memory: 1.02GiB (rank 0) tps: 27,483``."""
+        """Return ``step: 1 loss: 8.041234 grad_norm: 1.33 memory: 1.02GiB (rank 0) tps: 27,483``."""
         norm = "" if self.grad_norm is None else f" grad_norm: {self.grad_norm:.4g}"
         memory = f"memory: {self.memory / GIB:.2f}GiB ({self.memory_of})"
         tps = f"tps: {self.tokens_per_second:,.0f}"
-        return f"step: {self.step} loss: {self.loss:.5g}{norm} {memory} {tps}"
+        return f"step: {self.step} loss: {self.loss:.6f}{norm} {memory} {tps}"
 
 
 def peak_memory(device: torch.device) -> int:

@@ -189,7 +189,7 @@ def test_progress_line() -> None:
         tokens=54_966,
         devices=4,
     )
-    expected = "step: 3 loss: 8.0412 grad_norm: 1.333 memory: 1.02GiB (rank 0) tps: 27,483"
+    expected = "step: 3 loss: 8.041234 grad_norm: 1.333 memory: 1.02GiB (rank 0) tps: 27,483"
     assert str(result) == expected
 
 
