@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 
-import piper
 import pytest
 import torch
 import train_lm
@@ -14,10 +13,6 @@ from train_lm import Process, distance, mesh_sizes, parse
 
 SIZES = {"steps": 2, "layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 8}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
-
-needs_compiler = pytest.mark.skipif(
-    not hasattr(piper, "compile"), reason="piper.compile is not there yet"
-)
 
 
 def test_mesh_sizes() -> None:
@@ -75,7 +70,6 @@ def test_distance() -> None:
     assert distance(small * math.nan, small) == math.inf
 
 
-@needs_compiler
 @pytest.mark.parametrize("mesh", ["pp=2,dp=1", "pp=2,dp=2", "dp=2", "pp=1"])
 def test_run_passes_its_check(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_lm.main([*SMALL, "--mesh", mesh, "--microbatches", "2"]) == 0
@@ -86,7 +80,6 @@ def test_run_passes_its_check(mesh: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "check: passed" in out
 
 
-@needs_compiler
 def test_failed_check_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

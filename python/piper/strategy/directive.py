@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from piper.strategy.mesh import Mesh
 
 
 @dataclass(frozen=True, repr=False)
-class Directive:
+class Directive(ABC):
     """One line of a strategy: plain data, validated when made, applied by the compiler.
 
     A subclass checks its own fields in `__post_init__`, its mesh axes in `check_mesh`, and lists in
@@ -35,11 +36,11 @@ class Directive:
         """What it sets: a description that completes "sets the ..." -> the value."""
         return {}
 
+    @abstractmethod
     def op(self) -> str:
         """The op of a ``piper.strategy`` that says the same, as text without its location."""
-        raise NotImplementedError
 
-    def check_mesh(self, mesh: Mesh) -> None:
+    def check_mesh(self, mesh: Mesh) -> None:  # noqa: B027 (most fit every mesh)
         """Raise `error` where the directive does not fit the mesh; its axes are known to exist."""
 
     def error(self, message: str) -> ValueError:
