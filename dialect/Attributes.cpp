@@ -217,20 +217,28 @@ LayoutAttr LayoutAttr::withKind(StringAttr axis, Kind kind, int64_t dim) const {
 
 Attribute FactsAttr::parse(AsmParser &parser, Type) {
   Effect effect = Effect::Pure;
-  int64_t flops = 0;
-  bool strided = false;
+  int64_t flops = 0, mask = 0;
+  bool strided = false, heavy = false, masked = false;
   if (parser.parseLess() || parseEnum<Effect>(parser, effect, symbolizeEffect))
     return {};
   while (succeeded(parser.parseOptionalComma())) {
-    if (succeeded(parser.parseOptionalKeyword("strided")))
+    if (succeeded(parser.parseOptionalKeyword("strided"))) {
       strided = true;
-    else if (parser.parseKeyword("flops") || parser.parseEqual() ||
-             parser.parseInteger(flops))
+    } else if (succeeded(parser.parseOptionalKeyword("heavy"))) {
+      heavy = true;
+    } else if (succeeded(parser.parseOptionalKeyword("mask"))) {
+      masked = true;
+      if (parser.parseEqual() || parser.parseInteger(mask))
+        return {};
+    } else if (parser.parseKeyword("flops") || parser.parseEqual() ||
+               parser.parseInteger(flops)) {
       return {};
+    }
   }
   if (parser.parseGreater())
     return {};
-  return FactsAttr::get(parser.getContext(), effect, flops, strided);
+  return FactsAttr::get(parser.getContext(), effect, flops, strided, heavy,
+                        masked ? std::optional(mask) : std::nullopt);
 }
 
 void FactsAttr::print(AsmPrinter &printer) const {
@@ -239,7 +247,40 @@ void FactsAttr::print(AsmPrinter &printer) const {
     printer << ", flops = " << getFlops();
   if (getStrided())
     printer << ", strided";
+  if (getHeavy())
+    printer << ", heavy";
+  if (getMask())
+    printer << ", mask = " << *getMask();
   printer << '>';
+}
+
+//===----------------------------------------------------------------------===//
+// Halves of a backward chunk
+//===----------------------------------------------------------------------===//
+
+static ParseResult parseIndices(AsmParser &parser,
+                                SmallVectorImpl<int64_t> &indices) {
+  return parser.parseCommaSeparatedList(AsmParser::Delimiter::Square, [&] {
+    return parser.parseInteger(indices.emplace_back());
+  });
+}
+
+Attribute HalfAttr::parse(AsmParser &parser, Type) {
+  FlatSymbolRefAttr chunk;
+  SmallVector<int64_t> operands, results;
+  if (parser.parseLess() || parser.parseAttribute(chunk) ||
+      parseIndices(parser, operands) || parser.parseArrow() ||
+      parseIndices(parser, results) || parser.parseGreater())
+    return {};
+  return HalfAttr::get(parser.getContext(), chunk, operands, results);
+}
+
+void HalfAttr::print(AsmPrinter &printer) const {
+  printer << '<' << getChunk() << " [";
+  llvm::interleaveComma(getOperands(), printer);
+  printer << "] -> [";
+  llvm::interleaveComma(getResults(), printer);
+  printer << "]>";
 }
 
 //===----------------------------------------------------------------------===//

@@ -85,12 +85,17 @@ def Piper_FactsAttr : Piper_Attr<"Facts", "facts"> {
   let summary = "all that the compiler knows of a torch op";
   let description = [{
     Attached by the frontend's table, so that no pass needs to know ATen.
-    `strided` marks an op whose first result is not contiguous as captured.
+    `strided` marks an op whose first result is not contiguous as captured,
+    `heavy` one that is too costly to be computed again in the backward pass.
+    `mask = 7` is the rule by which a backward op of several results is split:
+    its argument 7 is a list of flags, and only results whose flag is set are
+    computed.
 
-    Example: `#piper.facts<pure, flops = 4096>`, `#piper.facts<view>`
+    Example: `#piper.facts<pure, flops = 4096, heavy>`, `#piper.facts<view>`
   }];
   let parameters = (ins EnumParameter<Piper_Effect>:$effect, "int64_t":$flops,
-                        "bool":$strided);
+                        "bool":$strided, "bool":$heavy,
+                        "std::optional<int64_t>":$mask);
   let hasCustomAssemblyFormat = 1;
 }
 
@@ -139,6 +144,20 @@ def Piper_SelectAttr : Piper_Attr<"Select", "select"> {
     /// Whether a chunk of this name, such as `layer.3`, is selected.
     bool matchesChunk(::llvm::StringRef name) const;
   }];
+}
+
+def Piper_HalfAttr : Piper_Attr<"Half", "half"> {
+  let summary = "one half of a backward chunk: input gradients or weight gradients";
+  let description = [{
+    The chunk, the operands of the whole that it takes and the results of the
+    whole that it returns.
+
+    Example: `#piper.half<@layer.0$I [0, 2] -> [0]>`
+  }];
+  let parameters = (ins "::mlir::FlatSymbolRefAttr":$chunk,
+      OptionalArrayRefParameter<"int64_t">:$operands,
+      OptionalArrayRefParameter<"int64_t">:$results);
+  let hasCustomAssemblyFormat = 1;
 }
 
 def Piper_ReplicationAttr : Piper_Attr<"Replication", "replication"> {

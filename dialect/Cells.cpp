@@ -61,3 +61,11 @@ std::optional<SmallVector<Cell>> piper::parseCells(StringRef row,
     }
   return cells;
 }
+
+SmallVector<Cell> piper::readCells(ScheduleOp schedule) {
+  SmallVector<Cell> cells;
+  std::string reason;
+  for (auto row : schedule.getRows().getAsRange<StringAttr>())
+    llvm::append_range(cells, *parseCells(row, reason));
+  return cells;
+}

@@ -30,6 +30,9 @@ struct Cell {
 std::optional<llvm::SmallVector<Cell>> parseCells(llvm::StringRef row,
                                                   std::string &reason);
 
+/// All cells of a verified schedule, row by row.
+llvm::SmallVector<Cell> readCells(ScheduleOp schedule);
+
 } // namespace piper
 
 template <> struct llvm::DenseMapInfo<piper::Cell> {

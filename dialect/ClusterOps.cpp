@@ -17,6 +17,10 @@ static bool sameUpToDtype(Type a, Type b) {
          first.getEncoding() == second.getEncoding();
 }
 
+LogicalResult ClusterOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyPlan(*this, getMeshAttr(), getOrderAttr(), symbols);
+}
+
 //===----------------------------------------------------------------------===//
 // Sums
 //===----------------------------------------------------------------------===//

@@ -11,7 +11,7 @@
 include "dialect/StepOps.td"
 
 def Piper_ClusterOp : Piper_ContainerOp<"cluster", [NoTerminator,
-    NoRegionArguments]> {
+    NoRegionArguments, Piper_SymbolUser]> {
   let summary = "hold the training step of all ranks, with all communication";
   let description = [{
     One block of runs with microbatch and coordinate. Block order means nothing
@@ -24,6 +24,9 @@ def Piper_ClusterOp : Piper_ContainerOp<"cluster", [NoTerminator,
     | connected | they may not: every crossing is a transfer |
     | reduced | every partial sum is reduced before it is used, states are updated |
     | ordered | sums of gradients are accumulations; block order is issue order |
+
+    **Constraints**
+    - the mesh exists, and so does the order
 
     ```mlir
     piper.cluster @train$3 of @train phase = ordered mesh = @mesh microbatches = 2 { ... }
@@ -48,6 +51,8 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered,
   let description = [{
     One op, with both ends: a send and a receive that nobody can mismatch. There
     is one per value and destination, shared by the forward and the backward pass.
+    The label says which value it is, by the chunk that makes it, in every
+    microbatch the same; it stays on both ends.
 
     **Constraints**
     - source and destination differ
@@ -56,14 +61,16 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered,
       destination (`piper-verify`)
 
     ```mlir
-    %1 = transfer %0 from 0 to 1 mb 2 on @pp : !x
+    %1 = transfer %0 from 0 to 1 mb 2 as "layer.0$F#0" on @pp : !x
     ```
   }];
   let arguments = (ins AnyRankedTensor:$value, Piper_Index:$from, Piper_Index:$to,
-                       Piper_Index:$mb, OptionalAttr<FlatSymbolRefAttr>:$stream);
+                       Piper_Index:$mb, OptionalAttr<StrAttr>:$label,
+                       OptionalAttr<FlatSymbolRefAttr>:$stream);
   let results = (outs AnyRankedTensor:$result);
   let assemblyFormat = [{
-    $value `from` $from `to` $to `mb` $mb (`on` $stream^)? attr-dict `:` type($result)
+    $value `from` $from `to` $to `mb` $mb (`as` $label^)? (`on` $stream^)? attr-dict
+    `:` type($result)
   }];
   let hasVerifier = 1;
 }

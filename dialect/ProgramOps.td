@@ -40,14 +40,14 @@ def Piper_SendOp : Piper_Op<"send", [Piper_Ordered, HasParent<"ProgramOp">,
     - the stream or communicator exists
 
     ```mlir
-    %e1 = send %x to 1 mb 0 on @send$0.1 after %e0 : !x
+    %e1 = send %x to 1 mb 0 as "layer.0$F#0" on @send$0.1 after %e0 : !x
     ```
   }];
   let arguments = (ins AnyRankedTensor:$value, Piper_Index:$peer, Piper_Index:$mb,
-                       FlatSymbolRefAttr:$stream, Variadic<Piper_Event>:$after);
+                       OptionalAttr<StrAttr>:$label, FlatSymbolRefAttr:$stream, Variadic<Piper_Event>:$after);
   let results = (outs Piper_Event:$event);
   let assemblyFormat = [{
-    $value `to` $peer `mb` $mb `on` $stream (`after` $after^)? attr-dict `:` type($value)
+    $value `to` $peer `mb` $mb (`as` $label^)? `on` $stream (`after` $after^)? attr-dict `:` type($value)
   }];
   let hasVerifier = 1;
 }
@@ -64,14 +64,14 @@ def Piper_RecvOp : Piper_Op<"recv", [Piper_Ordered, HasParent<"ProgramOp">,
     - the stream or communicator exists
 
     ```mlir
-    %x, %e1 = recv from 0 mb 0 on @send$0.1 after %e0 : !x
+    %x, %e1 = recv from 0 mb 0 as "layer.0$F#0" on @send$0.1 after %e0 : !x
     ```
   }];
-  let arguments = (ins Piper_Index:$peer, Piper_Index:$mb, FlatSymbolRefAttr:$stream,
-                       Variadic<Piper_Event>:$after);
+  let arguments = (ins Piper_Index:$peer, Piper_Index:$mb, OptionalAttr<StrAttr>:$label,
+                       FlatSymbolRefAttr:$stream, Variadic<Piper_Event>:$after);
   let results = (outs AnyRankedTensor:$result, Piper_Event:$event);
   let assemblyFormat = [{
-    `from` $peer `mb` $mb `on` $stream (`after` $after^)? attr-dict `:` type($result)
+    `from` $peer `mb` $mb (`as` $label^)? `on` $stream (`after` $after^)? attr-dict `:` type($result)
   }];
   let hasVerifier = 1;
 }

@@ -54,6 +54,10 @@ LogicalResult StepOp::verify() {
   return success();
 }
 
+LogicalResult StepOp::verifySymbolUses(SymbolTableCollection &symbols) {
+  return verifyPlan(*this, getMeshAttr(), getOrderAttr(), symbols);
+}
+
 int64_t StepOp::getHome(int64_t stage, int64_t microbatch) {
   if (!getHomes())
     return 0;
@@ -108,7 +112,38 @@ LogicalResult KernelOp::verifyRegions() {
 // Chunk
 //===----------------------------------------------------------------------===//
 
+/// Checks that the halves of a chunk share out its results.
+static LogicalResult verifyHalves(ChunkOp chunk) {
+  if (!chunk.getInputAttr() && !chunk.getWeightAttr())
+    return success();
+  if (chunk.getPass() != Pass::B)
+    return chunk.emitOpError("expected halves of a chunk of pass B only");
+  auto type = cast<FunctionType>(chunk.getFunctionType());
+  SmallVector<int64_t> returned(type.getNumResults());
+  for (HalfAttr half : {chunk.getInputAttr(), chunk.getWeightAttr()}) {
+    if (!half)
+      continue;
+    for (int64_t operand : half.getOperands())
+      if (operand < 0 || operand >= type.getNumInputs())
+        return chunk.emitOpError("expected operands below ")
+               << type.getNumInputs() << " in " << half << ", got " << operand;
+    for (int64_t result : half.getResults()) {
+      if (result < 0 || result >= type.getNumResults())
+        return chunk.emitOpError("expected results below ")
+               << type.getNumResults() << " in " << half << ", got " << result;
+      ++returned[result];
+    }
+  }
+  for (auto [index, times] : llvm::enumerate(returned))
+    if (times != 1)
+      return chunk.emitOpError("expected its halves to return result ")
+             << index << " once, got it " << times << " times";
+  return success();
+}
+
 LogicalResult ChunkOp::verify() {
+  if (failed(verifyHalves(*this)))
+    return failure();
   bool backward = getPass() != Pass::F && getPass() != Pass::P;
   if (backward != bool(getOf()))
     return emitOpError("expected `of` for a chunk of pass B, I or W and no "
@@ -154,9 +189,38 @@ static LogicalResult verifyDual(ChunkOp chunk, Type primal, Type gradient,
   return success();
 }
 
+/// Checks one half against the chunk that it is a half of.
+static LogicalResult verifyHalf(ChunkOp whole, HalfAttr attr, Pass pass,
+                                SymbolTableCollection &symbols) {
+  if (!attr)
+    return success();
+  auto half = symbols.lookupNearestSymbolFrom<ChunkOp>(whole, attr.getChunk());
+  if (!half || half.getPass() != pass || half.getOfAttr() != whole.getOfAttr())
+    return whole.emitOpError("expected a chunk of pass ")
+           << stringifyPass(pass) << " of " << whole.getOfAttr() << ", got "
+           << attr.getChunk();
+  auto type = cast<FunctionType>(half.getFunctionType());
+  auto own = cast<FunctionType>(whole.getFunctionType());
+  size_t operands = attr.getOperands().size();
+  size_t results = attr.getResults().size();
+  bool fits =
+      operands <= type.getNumInputs() && results <= type.getNumResults();
+  for (size_t i = 0; fits && i < operands; ++i)
+    fits = type.getInput(i) == own.getInput(attr.getOperands()[i]);
+  for (size_t i = 0; fits && i < results; ++i)
+    fits = type.getResult(i) == own.getResult(attr.getResults()[i]);
+  if (!fits)
+    return whole.emitOpError("expected ")
+           << attr.getChunk() << " to begin with the types of " << attr;
+  return success();
+}
+
 LogicalResult ChunkOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (!getOf())
     return success();
+  if (failed(verifyHalf(*this, getInputAttr(), Pass::I, symbols)) ||
+      failed(verifyHalf(*this, getWeightAttr(), Pass::W, symbols)))
+    return failure();
   auto forward = symbols.lookupNearestSymbolFrom<ChunkOp>(*this, getOfAttr());
   if (!forward || forward.getPass() != Pass::F)
     return emitOpError("expected `of` to name a chunk of pass F, got ")

@@ -18,7 +18,7 @@ class Piper_ContainerOp<string mnemonic, list<Trait> traits = []>
   let regions = (region SizedRegion<1>:$body);
 }
 
-def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator,
+def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator, Piper_SymbolUser,
     DeclareOpInterfaceMethods<OpAsmOpInterface, ["getAsmBlockArgumentNames"]>]> {
   let summary = "describe one microbatch of one rank: forward, loss, backward";
   let description = [{
@@ -32,6 +32,7 @@ def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator,
     **Constraints**
     - one name and one dim per input
     - a captured step has no runs, an outlined one no torch ops
+    - the mesh exists, and so does the order
     - one row of homes, or one per microbatch; rows are equally long
 
     ```mlir
@@ -100,12 +101,19 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
     cotangents it takes (by result of the forward chunk) with the gradients it
     returns (by operand of the forward chunk). `stage` is what `place` recorded.
 
+    A chunk of pass B may be cut in two: `input` names the chunk of pass I that
+    computes the gradients of inputs, `weight` the chunk of pass W that packs the
+    gradients of states. Each says which operands of the whole it takes and which
+    results it returns; what I computes for W follows behind those.
+
     **Constraints**
     - the body holds launches, collectives, local data movement and one `return`
     - `of` is given for B, I and W, and names a chunk of pass F
     - on manual axes a gradient's kind is the dual of its operand's:
       replicated and partial, shard and shard, varying and varying
     - gradients are packed per bucket, once in a chunk
+    - `input` and `weight` stand on a chunk of pass B, name chunks of pass I and W
+      of the same forward chunk, and return each result of the whole once
 
     ```mlir
     piper.chunk @layer.0$B pass = B of @layer.0$F dual [0] -> [0] stage = 0
@@ -117,10 +125,13 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
                        Piper_PassAttr:$pass, OptionalAttr<FlatSymbolRefAttr>:$of,
                        OptionalAttr<DenseI64ArrayAttr>:$dual_results,
                        OptionalAttr<DenseI64ArrayAttr>:$dual_operands,
+                       OptionalAttr<Piper_HalfAttr>:$input,
+                       OptionalAttr<Piper_HalfAttr>:$weight,
                        OptionalAttr<Piper_Index>:$stage);
   let assemblyFormat = [{
     $sym_name `pass` `=` `` $pass (`of` $of^)?
-    (`dual` $dual_results^ `->` $dual_operands)? (`stage` `=` $stage^)?
+    (`dual` $dual_results^ `->` $dual_operands)?
+    (`input` $input^)? (`weight` $weight^)? (`stage` `=` $stage^)?
     custom<SignatureAndBody>($function_type, $body) attr-dict
   }];
   let hasVerifier = 1;
@@ -142,7 +153,8 @@ def Piper_TorchOp : Piper_Op<"torch",
     where tensors were, also inside lists; everything else is literal. A dtype is
     a type, a device is `#piper.device<rank>`, other Python constants are
     `#piper.const<"torch.contiguous_format">`. What the op does besides its results
-    follows from its facts.
+    follows from its facts. `recompute` marks what the model itself asks to compute
+    again in the backward pass (`torch.utils.checkpoint`).
 
     **Constraints**
     - every operand appears in the template once, in the order of print:
@@ -156,11 +168,12 @@ def Piper_TorchOp : Piper_Op<"torch",
   }];
   let arguments = (ins Variadic<AnyRankedTensor>:$inputs, StrAttr:$op_name,
                        ArrayAttr:$args, DictionaryAttr:$kwargs,
-                       Piper_FactsAttr:$facts, OptionalAttr<Piper_TagAttr>:$tag);
+                       Piper_FactsAttr:$facts, UnitAttr:$recompute,
+                       OptionalAttr<Piper_TagAttr>:$tag);
   let results = (outs Variadic<AnyRankedTensor>:$results);
   let assemblyFormat = [{
     $op_name `` custom<Template>($inputs, $args, $kwargs) `facts` $facts
-    (`tag` $tag^)? attr-dict `:` functional-type($inputs, $results)
+    (`recompute` $recompute^)? (`tag` $tag^)? attr-dict `:` functional-type($inputs, $results)
   }];
   let hasVerifier = 1;
   let extraClassDeclaration = [{

@@ -63,6 +63,20 @@ LogicalResult DoReplicateOp::verify() {
   return success();
 }
 
+LogicalResult DoRematOp::verify() {
+  StringRef policy = getPolicy();
+  if (policy != "min_cut" && policy != "full" && policy != "save")
+    return emitOpError("expected policy to be \"min_cut\", \"full\" or "
+                       "\"save\", got ")
+           << getPolicyAttr();
+  if (getSelect().getKey() == "state")
+    return emitOpError("expected to select chunks, got ") << getSelect();
+  if (getOps() && policy == "save")
+    return emitOpError("expected no ops beside policy \"save\", which "
+                       "computes nothing again");
+  return success();
+}
+
 LogicalResult DoUpdateOp::verify() {
   if (getClip() && getClip()->convertToDouble() <= 0)
     return emitOpError("expected a positive bound of the norm, got ")

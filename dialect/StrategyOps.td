@@ -116,6 +116,30 @@ def Piper_DoReplicateOp : Piper_DirectiveOp<"replicate"> {
   let hasVerifier = 1;
 }
 
+def Piper_DoRematOp : Piper_DirectiveOp<"remat"> {
+  let summary = "compute values of the forward pass again instead of keeping them";
+  let description = [{
+    `policy` is one of
+    - `"min_cut"`: what is kept for the backward pass is as small as it can be
+      without computing a heavy op again (the default without a directive);
+    - `"full"`: only what comes from other chunks is kept;
+    - `"save"`: nothing is computed again.
+
+    `ops` restricts what may be computed again to ops whose names match one of
+    the globs. Ops that the model itself marks (`torch.utils.checkpoint`) are
+    computed again under every policy.
+
+    ```mlir
+    piper.do.remat <tag = "layer"> policy = "full"
+    piper.do.remat <all> policy = "min_cut" ops ["aten.gelu.*"]
+    ```
+  }];
+  let arguments = (ins Piper_SelectAttr:$select, StrAttr:$policy,
+                       OptionalAttr<StrArrayAttr>:$ops);
+  let assemblyFormat = "$select `policy` `=` $policy (`ops` $ops^)? attr-dict";
+  let hasVerifier = 1;
+}
+
 def Piper_DoOrderOp : Piper_DirectiveOp<"order"> {
   let summary = "run the cells of a schedule in the order of its rows";
   let description = [{

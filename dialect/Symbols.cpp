@@ -57,6 +57,16 @@ LogicalResult piper::verifySlot(Operation *op, FlatSymbolRefAttr name,
   return success();
 }
 
+LogicalResult piper::verifyPlan(Operation *op, FlatSymbolRefAttr mesh,
+                                FlatSymbolRefAttr order,
+                                SymbolTableCollection &symbols) {
+  if (!symbols.lookupNearestSymbolFrom<MeshOp>(op, mesh))
+    return op->emitOpError("expected a mesh, got ") << mesh;
+  if (order && !symbols.lookupNearestSymbolFrom<ScheduleOp>(op, order))
+    return op->emitOpError("expected a schedule, got ") << order;
+  return success();
+}
+
 LogicalResult piper::verifyStream(Operation *op, FlatSymbolRefAttr name,
                                   SymbolTableCollection &symbols) {
   if (!name || isa_and_nonnull<StreamOp, CommOp>(

@@ -38,6 +38,12 @@ mlir::LogicalResult verifySlot(mlir::Operation *op,
                                mlir::Type type,
                                mlir::SymbolTableCollection &symbols);
 
+/// Checks that a container's mesh exists, and its schedule if it names one.
+mlir::LogicalResult verifyPlan(mlir::Operation *op,
+                               mlir::FlatSymbolRefAttr mesh,
+                               mlir::FlatSymbolRefAttr order,
+                               mlir::SymbolTableCollection &symbols);
+
 /// Checks that a stream or a communicator has this name, if any is given.
 mlir::LogicalResult verifyStream(mlir::Operation *op,
                                  mlir::FlatSymbolRefAttr name,

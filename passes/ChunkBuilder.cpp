@@ -26,6 +26,22 @@ Value getRoot(Value value) {
   return value;
 }
 
+Value copyValue(Value value, OpBuilder &builder) {
+  MLIRContext *context = value.getContext();
+  auto contiguous = ConstAttr::get(
+      context, StringAttr::get(context, "torch.contiguous_format"));
+  auto kwargs = builder.getDictionaryAttr(
+      builder.getNamedAttr("memory_format", contiguous));
+  auto facts =
+      FactsAttr::get(context, Effect::Pure, 0, false, false, std::nullopt);
+  auto op = TorchOp::create(builder, value.getLoc(), TypeRange(value.getType()),
+                            ValueRange(value),
+                            builder.getStringAttr("aten.clone.default"),
+                            builder.getArrayAttr(ArgAttr::get(context, 0)),
+                            kwargs, facts, UnitAttr(), TagAttr());
+  return op.getResult(0);
+}
+
 /// The source line alone: what equal layers have in common.
 static Location sourceLine(Location loc) {
   if (auto named = dyn_cast<NameLoc>(loc))
@@ -100,6 +116,11 @@ static CostAttr getCost(KernelOp kernel) {
   return CostAttr::get(kernel.getContext(), flops, bytes);
 }
 
+KernelTable::KernelTable(ModuleOp module) : module(module) {
+  for (auto kernel : module.getOps<KernelOp>())
+    kernels.try_emplace(describe(kernel), kernel);
+}
+
 KernelOp KernelTable::intern(KernelOp kernel) {
   std::string content = describe(kernel);
   auto [entry, fresh] = kernels.try_emplace(content, kernel);
@@ -140,7 +161,7 @@ public:
     auto producer = inside.getDefiningOp<TorchOp>();
     if (producer && !producer.isView() && !producer.getFacts().getStrided())
       return inside;
-    return copy(inside);
+    return copyValue(inside, builder);
   }
 
   /// What the kernel is given, in the order of first use.
@@ -169,20 +190,6 @@ private:
     Operation *copy = builder.clone(*op, mapping);
     cast<TorchOp>(copy).removeTagAttr();
     copy->setLoc(sourceLine(op.getLoc()));
-  }
-
-  Value copy(Value value) {
-    MLIRContext *context = value.getContext();
-    auto contiguous = ConstAttr::get(
-        context, StringAttr::get(context, "torch.contiguous_format"));
-    auto kwargs = builder.getDictionaryAttr(
-        builder.getNamedAttr("memory_format", contiguous));
-    auto op = TorchOp::create(
-        builder, value.getLoc(), TypeRange(value.getType()), ValueRange(value),
-        builder.getStringAttr("aten.clone.default"),
-        builder.getArrayAttr(ArgAttr::get(context, 0)), kwargs,
-        FactsAttr::get(context, Effect::Pure, 0, false), TagAttr());
-    return op.getResult(0);
   }
 
   llvm::SmallPtrSet<Operation *, 16> own;
@@ -238,10 +245,10 @@ void buildChunk(Outlined &outlined, StringRef symbol, KernelTable &kernels,
 
   OpBuilder::InsertionGuard guard(builder);
   Location loc = outlined.ops.front()->getLoc();
-  auto chunk =
-      ChunkOp::create(builder, loc, symbol, builder.getFunctionType({}, {}),
-                      outlined.pass, FlatSymbolRefAttr(), DenseI64ArrayAttr(),
-                      DenseI64ArrayAttr(), IntegerAttr());
+  auto chunk = ChunkOp::create(
+      builder, loc, symbol, builder.getFunctionType({}, {}), outlined.pass,
+      FlatSymbolRefAttr(), DenseI64ArrayAttr(), DenseI64ArrayAttr(), HalfAttr(),
+      HalfAttr(), IntegerAttr());
   Block *block = &chunk.getBody().emplaceBlock();
   builder.setInsertionPointToStart(block);
   SmallVector<Value> inputs;

@@ -19,10 +19,13 @@ namespace piper {
 /// result of an op that is no view.
 mlir::Value getRoot(mlir::Value value);
 
+/// A copy of a value in a kernel: contiguous, and an alias of nothing.
+mlir::Value copyValue(mlir::Value value, mlir::OpBuilder &builder);
+
 /// Kernels by content: equal computations are one kernel.
 class KernelTable {
 public:
-  explicit KernelTable(mlir::ModuleOp module) : module(module) {}
+  explicit KernelTable(mlir::ModuleOp module);
 
   /// Names `kernel` by its content; if an equal one exists, erases `kernel` and
   /// returns that one.

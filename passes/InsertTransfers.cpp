@@ -59,8 +59,17 @@ private:
     builder.setInsertionPointAfter(maker);
     there = TransferOp::create(builder, withDirective(sourceOf(maker), place),
                                value.getType(), value, getCoordinate(value), to,
-                               run ? run.getMb().value_or(0) : 0, stream);
+                               run ? run.getMb().value_or(0) : 0,
+                               getLabel(cast<OpResult>(value)), stream);
     return there;
+  }
+
+  /// What a value is: `layer.0$F#1` is result 1 of that chunk.
+  StringAttr getLabel(OpResult value) {
+    Operation *maker = value.getOwner();
+    auto run = dyn_cast<RunOp>(maker);
+    StringRef name = run ? run.getChunk() : maker->getName().stripDialect();
+    return builder.getStringAttr(name + "#" + Twine(value.getResultNumber()));
   }
 
   ClusterOp cluster;

@@ -108,13 +108,14 @@ private:
       Value value = mapping.lookup(transfer.getValue());
       SendOp::create(builder, transfer.getLoc(), event, value,
                      transfer.getToAttr(), transfer.getMbAttr(),
-                     comms.getMessages(transfer), ready(value));
+                     transfer.getLabelAttr(), comms.getMessages(transfer),
+                     ready(value));
     } else {
       if (!lastRecord)
         lastRecord = RecordOp::create(builder, transfer.getLoc(), event);
       auto recv = RecvOp::create(
           builder, transfer.getLoc(), transfer.getResult().getType(), event,
-          transfer.getFromAttr(), transfer.getMbAttr(),
+          transfer.getFromAttr(), transfer.getMbAttr(), transfer.getLabelAttr(),
           comms.getMessages(transfer), ValueRange(lastRecord));
       mapping.map(transfer.getResult(), recv.getResult());
       events[recv.getResult()] = recv.getEvent();

@@ -112,6 +112,10 @@ LogicalResult verifyPair(SendOp send, RecvOp recv, size_t number) {
   if (send.getMb() != recv.getMb())
     return reportMismatch(recv, number, send)
            << "microbatch " << send.getMb() << ", got " << recv.getMb();
+  if (send.getLabelAttr() != recv.getLabelAttr())
+    return reportMismatch(recv, number, send)
+           << "value " << send.getLabelAttr() << ", got "
+           << recv.getLabelAttr();
   Type sent = send.getValue().getType(), received = recv.getResult().getType();
   if (sent != received)
     return reportMismatch(recv, number, send)

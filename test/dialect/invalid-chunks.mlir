@@ -227,6 +227,7 @@ piper.chunk @layer.0$F pass = F (%x: !R) {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = outlined mesh = @mesh inputs [] dims [] () {
   // expected-error @+1 {{expected a chunk, got @missing}}
   run @missing() : () -> ()
@@ -234,6 +235,7 @@ piper.step @train phase = outlined mesh = @mesh inputs [] dims [] () {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.chunk @layer.0$F pass = F () {
   return
 }
@@ -245,6 +247,7 @@ piper.step @train phase = outlined mesh = @mesh inputs [] dims [] () {
 // -----
 
 // A run compares whole types: unlike a kernel, a chunk has kinds.
+piper.mesh @mesh [pp = 1 unrolled]
 !V = tensor<4xf32, #piper.layout<dp = varying>>
 piper.chunk @layer.0$F pass = F (%x: tensor<4xf32>) {
   return
@@ -439,3 +442,51 @@ piper.chunk @layer.0$W pass = W of @layer.0$F (%dw: !P) {
   %0 = pack @w$b %dw : !P -> !P
   return
 }
+
+// -----
+
+// Only a whole backward chunk has halves.
+!x = tensor<4xf32>
+piper.chunk @a.0$F pass = F (%x: !x) -> !x { return %x : !x }
+// expected-error @+1 {{expected halves of a chunk of pass B only}}
+piper.chunk @a.0$I pass = I of @a.0$F input <@a.0$I [0] -> [0]> (%d: !x) -> !x { return %d : !x }
+
+// -----
+
+!x = tensor<4xf32>
+piper.chunk @a.0$F pass = F (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$I pass = I of @a.0$F (%d: !x) -> !x { return %d : !x }
+// expected-error @+1 {{expected operands below 1 in #piper.half<@a.0$I [1] -> [0]>, got 1}}
+piper.chunk @a.0$B pass = B of @a.0$F input <@a.0$I [1] -> [0]> (%d: !x) -> !x { return %d : !x }
+
+// -----
+
+!x = tensor<4xf32>
+piper.chunk @a.0$F pass = F (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$I pass = I of @a.0$F (%d: !x) -> !x { return %d : !x }
+// expected-error @+1 {{expected results below 1 in #piper.half<@a.0$I [0] -> [2]>, got 2}}
+piper.chunk @a.0$B pass = B of @a.0$F input <@a.0$I [0] -> [2]> (%d: !x) -> !x { return %d : !x }
+
+// -----
+
+// No result is lost between the halves.
+!x = tensor<4xf32>
+piper.chunk @a.0$F pass = F (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$I pass = I of @a.0$F (%d: !x) -> !x { return %d : !x }
+// expected-error @+1 {{expected its halves to return result 1 once, got it 0 times}}
+piper.chunk @a.0$B pass = B of @a.0$F input <@a.0$I [0] -> [0]> (%d: !x) -> (!x, !x) { return %d, %d : !x, !x }
+
+// -----
+
+!x = tensor<4xf32>
+piper.chunk @a.0$F pass = F (%x: !x) -> !x { return %x : !x }
+// expected-error @+1 {{expected a chunk of pass I of @a.0$F, got @a.0$F}}
+piper.chunk @a.0$B pass = B of @a.0$F input <@a.0$F [0] -> [0]> (%d: !x) -> !x { return %d : !x }
+
+// -----
+
+!x = tensor<4xf32>
+piper.chunk @a.0$F pass = F (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$W pass = W of @a.0$F (%d: tensor<2xf32>) -> tensor<2xf32> { return %d : tensor<2xf32> }
+// expected-error @+1 {{expected @a.0$W to begin with the types of #piper.half<@a.0$W [0] -> [0]>}}
+piper.chunk @a.0$B pass = B of @a.0$F weight <@a.0$W [0] -> [0]> (%d: !x) -> !x { return %d : !x }

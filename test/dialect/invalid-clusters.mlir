@@ -243,3 +243,9 @@ piper.program @program of @cluster at 1 {
   // expected-error @+1 {{expected a stream or communicator, got @missing}}
   %x, %0 = recv from 0 mb 0 on @missing : tensor<4xf32>
 }
+
+// -----
+
+// A cluster says which mesh it is for.
+// expected-error @+1 {{expected a mesh, got @mesh}}
+piper.cluster @train$cluster of @train phase = unrolled mesh = @mesh microbatches = 1 {}

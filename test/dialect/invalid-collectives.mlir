@@ -5,6 +5,7 @@
 // Transfers and local data movement
 //===----------------------------------------------------------------------===//
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.cluster @cluster of @train phase = connected mesh = @mesh microbatches = 1 {
   %x = input "x" mb 0 at 1 : tensor<4xf32>
   // expected-error @+1 {{expected a destination other than the source, got 1}}
@@ -41,6 +42,7 @@ piper.chunk @layer.0$F pass = F (%x: !V) {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.cluster @cluster of @train phase = connected mesh = @mesh microbatches = 1 {
   %x = input "x" mb 0 at 0 : tensor<4xf32>
   // expected-error @+1 {{expected a stream or communicator, got @missing}}
@@ -142,6 +144,7 @@ piper.chunk @layer.0$F pass = F (%x: !P) {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 !P = tensor<4xf32, #piper.layout<dp = partial>>
 !R = tensor<4xf32, #piper.layout<dp = replicated>>
 piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
@@ -152,6 +155,7 @@ piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 !P = tensor<4xf32, #piper.layout<dp = partial>>
 !R = tensor<4xf32, #piper.layout<dp = replicated>>
 piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
@@ -162,6 +166,7 @@ piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 !P = tensor<4xf32, #piper.layout<dp = partial>>
 !R = tensor<4xf32, #piper.layout<dp = replicated>>
 piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {

@@ -5,21 +5,25 @@
 // Steps
 //===----------------------------------------------------------------------===//
 
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected a name and a dim for each of 1 inputs, got 2 and 1}}
 piper.step @train phase = outlined mesh = @mesh inputs ["x", "y"] dims [0] (%x: tensor<4xf32>) {}
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected a name and a dim for each of 1 inputs, got 1 and 0}}
 piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [] (%x: tensor<4xf32>) {}
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected phase captured, outlined or bucketed, got ordered}}
 piper.step @train phase = ordered mesh = @mesh inputs [] dims [] () {}
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.chunk @layer.0$F pass = F () {
   return
 }
@@ -30,6 +34,7 @@ piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
   // expected-error @+1 {{is not expected in a step of phase outlined}}
   %0 = torch "aten.relu.default"(%x) facts <pure> tag <"layer.0" F> : (tensor<4xf32>) -> tensor<4xf32>
@@ -37,6 +42,7 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: tenso
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
   // expected-error @+1 {{is not expected in a step of phase bucketed}}
   grad @w %x : tensor<4xf32>
@@ -44,6 +50,7 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tenso
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
   // expected-error @+1 {{expected a tag: every op belongs to a chunk}}
   %0 = torch "aten.relu.default"(%x) facts <pure> : (tensor<4xf32>) -> tensor<4xf32>
@@ -51,21 +58,25 @@ piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: tenso
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected homes in one row or one per microbatch, got 2 rows}}
 piper.step @train phase = outlined mesh = @mesh inputs [] dims [] microbatches = 4 homes [[0], [1]] () {}
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected homes in one row or one per microbatch, got 0 rows}}
 piper.step @train phase = outlined mesh = @mesh inputs [] dims [] homes [] () {}
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected a home for each of 1 stages, got 2}}
 piper.step @train phase = outlined mesh = @mesh inputs [] dims [] microbatches = 2 homes [[0], [0, 1]] () {}
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
   // expected-error @+1 {{expected a state, got @missing}}
   %w = read @missing : tensor<4xf32>
@@ -82,6 +93,7 @@ piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.state @w parameter : tensor<4xf32>
 piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
   // expected-error @+1 {{expected dtype and shape of @w, which is 'tensor<4xf32>', got 'tensor<4xbf16>'}}
@@ -102,6 +114,7 @@ piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = bucketed mesh = @mesh inputs [] dims [] () {
   // expected-error @+1 {{expected a bucket, got @missing}}
   %w = read @missing slot value : tensor<4xf32>
@@ -129,6 +142,7 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tenso
 
 // -----
 
+piper.mesh @mesh [pp = 1 unrolled]
 piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
   // expected-error @+1 {{expected a state, got @missing}}
   grad @missing %x : tensor<4xf32>
@@ -241,3 +255,15 @@ piper.kernel @kernel(%x: tensor<4xf32>) {
   %0 = torch "aten.sum.default"(%x, dtype = f32, dtype = f64) facts <pure> : (tensor<4xf32>) -> tensor<f32>
   return
 }
+
+// -----
+
+// A step says which mesh it is for.
+// expected-error @+1 {{expected a mesh, got @mesh}}
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {}
+
+// -----
+
+piper.mesh @mesh [pp = 1 unrolled]
+// expected-error @+1 {{expected a schedule, got @order}}
+piper.step @train phase = outlined mesh = @mesh inputs [] dims [] order = @order () {}

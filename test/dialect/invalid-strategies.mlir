@@ -152,3 +152,27 @@ piper.schedule @order axis = "pp" stages = 2 microbatches = 1 ["(0F0)OVERLAP_F_B
 
 // expected-error @+1 {{expected cells such as 0F0 in row 0, got '(0F0;0B0;1F0)OVERLAP_F_B'}}
 piper.schedule @order axis = "pp" stages = 2 microbatches = 1 ["(0F0;0B0;1F0)OVERLAP_F_B"]
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected policy to be "min_cut", "full" or "save", got "most"}}
+  piper.do.remat <all> policy = "most"
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected to select chunks, got #piper.select<state = "w">}}
+  piper.do.remat <state = "w"> policy = "full"
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected no ops beside policy "save", which computes nothing again}}
+  piper.do.remat <all> policy = "save" ops ["aten.*"]
+}

@@ -17,8 +17,8 @@ piper.chunk @a.1$B pass = B of @a.1$F stage = 1 (%x: !x, %y: !x) -> !x { return 
 // CHECK: piper.cluster @train$cluster of @train phase = connected
 // CHECK-NEXT: %[[I:.*]] = input "x" mb 5 at 0
 // CHECK-NEXT: %[[Y0:.*]] = run @a.0$F(%[[I]]) mb 5 at 0
-// CHECK-DAG: %[[Y0_1:.*]] = transfer %[[Y0]] from 0 to 1 mb 5 on @pp : !f32_4
-// CHECK-DAG: %[[Y0_2:.*]] = transfer %[[Y0]] from 0 to 2 mb 5 on @pp : !f32_4
+// CHECK-DAG: %[[Y0_1:.*]] = transfer %[[Y0]] from 0 to 1 mb 5 as "{{.*}}#0" on @pp : !f32_4
+// CHECK-DAG: %[[Y0_2:.*]] = transfer %[[Y0]] from 0 to 2 mb 5 as "{{.*}}#0" on @pp : !f32_4
 // CHECK: %[[Y1:.*]] = run @a.1$F(%[[Y0_1]]) mb 5 at 1
 // CHECK-NEXT: %[[Y1_2:.*]] = transfer %[[Y1]] from 1 to 2 mb 5
 // CHECK-NEXT: %[[Y2:.*]] = run @a.2$F(%[[Y1_2]], %[[Y0_2]]) mb 5 at 2

@@ -149,8 +149,11 @@ def _value_of(name: str) -> Any:
 
 def facts_attribute(facts: OpFacts) -> ir.Attribute:
     """Return ``#piper.facts<pure, flops = 4, strided>``."""
-    strided = ", strided" if facts.strided else ""
-    return ir.Attribute.parse(f"#piper.facts<{facts.effects}, flops = {facts.flops}{strided}>")
+    known = [facts.effects, f"flops = {facts.flops}"]
+    known += ["strided"] * facts.strided + ["heavy"] * facts.heavy
+    if facts.mask is not None:
+        known.append(f"mask = {facts.mask}")
+    return ir.Attribute.parse(f"#piper.facts<{', '.join(known)}>")
 
 
 def tag_attribute(tag: Tag) -> ir.Attribute:

@@ -37,13 +37,18 @@ _FREE: tuple[Effects, ...] = ("view", "host_sync")
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What the compiler knows of one op: effects, FLOPs, and whether a captured result is not
-    contiguous.
+    """What the compiler knows of one op.
+
+    Its effects, its FLOPs, whether a captured result is not contiguous, whether it is too costly to
+    compute twice, and which argument, if any, is the list of flags that says which of its results
+    are computed.
     """
 
     effects: Effects
     flops: int
     strided: bool
+    heavy: bool = False
+    mask: int | None = None
 
 
 def effects(op: OpOverload) -> Effects:
@@ -97,7 +102,14 @@ def node_facts(node: fx.Node) -> OpFacts:
     kind = effects(op)
     if kind == "random" and not is_random(node):
         kind = "pure"
-    return OpFacts(kind, 0 if kind in _FREE else _flops(node, op), strided)
+    flops = 0 if kind in _FREE else _flops(node, op)
+    return OpFacts(kind, flops, strided, op.overloadpacket in flop_registry, _mask(op))
+
+
+def _mask(op: OpOverload) -> int | None:
+    """Return the position of the argument that ATen's backward ops of several results share."""
+    names = [argument.name for argument in op._schema.arguments]
+    return names.index("output_mask") if "output_mask" in names else None
 
 
 def _flops(node: fx.Node, op: OpOverload) -> int:
