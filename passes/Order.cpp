@@ -8,8 +8,10 @@
 #include "passes/Facts.h"
 #include "passes/Passes.h"
 
+#include "dialect/Cells.h"
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
+#include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;
 
@@ -68,6 +70,27 @@ class OrderPass : public impl::OrderPassBase<OrderPass> {
     if (int64_t(schedule.getRows().size()) != rows)
       return order.emitOpError("expected a row for each of ")
              << rows << " coordinates, got " << schedule.getRows().size();
+    return checkPasses(order, schedule);
+  }
+
+  /// A microbatch goes backward through a stage at once or in two halves.
+  static LogicalResult checkPasses(DoOrderOp order, ScheduleOp schedule) {
+    SmallVector<Cell> cells = readCells(schedule);
+    llvm::DenseSet<Cell> known(cells.begin(), cells.end());
+    for (const Cell &cell : cells) {
+      auto has = [&](piper::Pass pass) {
+        return known.contains(Cell{cell.stage, pass, cell.microbatch});
+      };
+      bool input = has(piper::Pass::I), weight = has(piper::Pass::W);
+      if (input == weight && !(input && has(piper::Pass::B)))
+        continue;
+      auto text = [&](piper::Pass pass) {
+        return Cell{cell.stage, pass, cell.microbatch}.str();
+      };
+      return order.emitOpError("expected a schedule with either ")
+             << text(piper::Pass::B) << " or both " << text(piper::Pass::I)
+             << " and " << text(piper::Pass::W);
+    }
     return success();
   }
 };

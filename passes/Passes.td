@@ -104,6 +104,20 @@ def FormBucketsPass : Piper_Pass<"piper-form-buckets"> {
   }];
 }
 
+def SplitBackwardPass : Piper_Pass<"piper-split-backward"> {
+  let summary = "Cut backward chunks in input and weight gradients";
+  let description = [{
+    *Before*: backward chunks of pass B. *After*: those whose stage has cells of
+    pass I or W in the schedule have halves: a chunk of pass I with what the next
+    chunk waits for, and one of pass W with the gradients of states. Their kernels
+    are slices of the whole kernel; views are rebuilt in both, an op with a `mask`
+    is called once in each. *Fails* if another op makes gradients of inputs and of
+    states in one call.
+
+    Launches of B are cut alike, so that B, I and W share kernels.
+  }];
+}
+
 def UnrollMicrobatchesPass : Piper_Pass<"piper-unroll-microbatches"> {
   let summary = "Run every chunk for every microbatch at its home";
   let description = [{

@@ -27,6 +27,7 @@ void buildRecordPipeline(OpPassManager &passes) {
 void buildMaterializePipeline(OpPassManager &passes) {
   passes.addPass(createAssignKindsPass());
   passes.addPass(createFormBucketsPass());
+  passes.addPass(createSplitBackwardPass());
   passes.addPass(createUnrollMicrobatchesPass());
   passes.addPass(createInsertTransfersPass());
   passes.addPass(createInsertReductionsPass());

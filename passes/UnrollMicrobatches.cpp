@@ -5,17 +5,20 @@
 //
 //===----------------------------------------------------------------------===//
 
-// Every chunk of pass F, B, I or W runs once per microbatch, at the home of its
-// stage. What is cheap and made from inputs (pass P) is made again wherever it
-// is used. Counts are summed before the first backward can need them.
+// Every chunk of pass F or B runs once per microbatch, at the home of its
+// stage; in place of B its halves do if the schedule has cells of pass I and W.
+// What is cheap and made from inputs (pass P) is made again wherever it is
+// used. Counts are summed before the first backward can need them.
 
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
 
+#include "dialect/Cells.h"
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
 
+#include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/MapVector.h"
 #include <map>
 
@@ -32,11 +35,24 @@ using Key =
     std::tuple<Value, int64_t, int64_t>; // value, microbatch, coordinate
 using Sums = std::map<int64_t, SmallVector<Value>>; // by coordinate
 
+/// The stages and microbatches whose backward a schedule runs in halves.
+llvm::DenseSet<std::pair<int64_t, int64_t>>
+findHalvedCells(ScheduleOp schedule) {
+  llvm::DenseSet<std::pair<int64_t, int64_t>> halved;
+  for (const Cell &cell : readCells(schedule))
+    if (cell.pass == Pass::I || cell.pass == Pass::W)
+      halved.insert({cell.stage, cell.microbatch});
+  return halved;
+}
+
 class Unroller {
 public:
   Unroller(StepOp step, SymbolTable &symbols)
       : step(step), symbols(symbols), builder(step.getContext()),
-        order(findDirective<DoOrderOp>(step->getParentOfType<ModuleOp>())) {}
+        order(findDirective<DoOrderOp>(step->getParentOfType<ModuleOp>())) {
+    if (step.getOrder())
+      halved = findHalvedCells(symbols.lookup<ScheduleOp>(*step.getOrder()));
+  }
 
   LogicalResult run() {
     builder.setInsertionPointAfter(step);
@@ -122,7 +138,35 @@ private:
   }
 
   void unrollRun(RunOp run, int64_t mb) {
-    runAt(run, mb, getHome(run, mb), -1);
+    ChunkOp chunk = getChunk(run);
+    bool hasHalves = chunk.getInputAttr() || chunk.getWeightAttr();
+    if (hasHalves && halved.contains({chunk.getStage().value_or(0), mb}))
+      runHalves(run, chunk, mb);
+    else
+      runAt(run, mb, getHome(run, mb), -1);
+  }
+
+  /// Runs the halves of a backward chunk in its place.
+  void runHalves(RunOp run, ChunkOp chunk, int64_t mb) {
+    int64_t at = getHome(run, mb);
+    SmallVector<Value> passed;
+    for (HalfAttr attr : {chunk.getInputAttr(), chunk.getWeightAttr()}) {
+      if (!attr)
+        continue;
+      auto half = symbols.lookup<ChunkOp>(attr.getChunk().getValue());
+      SmallVector<Value> inputs;
+      for (int64_t operand : attr.getOperands())
+        inputs.push_back(get(run.getInputs()[operand], mb, at));
+      llvm::append_range(inputs, passed);
+      auto placed = RunOp::create(
+          builder, withDirective(run.getLoc(), order),
+          cast<FunctionType>(half.getFunctionType()).getResults(),
+          attr.getChunk(), inputs, index(mb), index(at), ValueRange());
+      for (auto [position, result] : llvm::enumerate(attr.getResults()))
+        made[Key(run.getResult(result), mb, -1)] = placed.getResult(position);
+      passed = llvm::to_vector_of<Value>(
+          placed.getResults().drop_front(attr.getResults().size()));
+    }
   }
 
   /// The coordinate at which a tangent is first needed for a microbatch.
@@ -233,6 +277,7 @@ private:
   SymbolTable &symbols;
   OpBuilder builder;
   Operation *order;
+  llvm::DenseSet<std::pair<int64_t, int64_t>> halved; // stage, microbatch
   llvm::DenseMap<Key, Value> made;
   llvm::DenseMap<Operation *, llvm::MapVector<int64_t, Value>> tangents;
   llvm::MapVector<Attribute, Sums> gradients;

@@ -10,6 +10,7 @@
 
 #include "dialect/Layouts.h"
 #include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;
 
@@ -132,12 +133,20 @@ private:
 
   void numberChunks() {
     for (auto run : step.getBlock().getOps<RunOp>()) {
-      auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
-      chunks.insert({run.getChunkAttr(), {chunk, chunks.size()}});
-      if (chunk.getPass() == Pass::I)
-        inputGradients[chunk.getOfAttr()] = run.getChunkAttr();
+      ChunkOp chunk = number(run.getChunkAttr());
+      for (HalfAttr half : {chunk.getInputAttr(), chunk.getWeightAttr()})
+        if (half)
+          halves.insert(number(half.getChunk()));
     }
     runs.resize(chunks.size() * numMicrobatches);
+  }
+
+  ChunkOp number(FlatSymbolRefAttr name) {
+    auto chunk = symbols.lookup<ChunkOp>(name.getValue());
+    chunks.insert({name, {chunk, chunks.size()}});
+    if (chunk.getPass() == Pass::I)
+      inputGradients[chunk.getOfAttr()] = name;
+    return chunk;
   }
 
   /// Every stage has a home. Rows of homes are equally long.
@@ -194,20 +203,39 @@ private:
     return success();
   }
 
+  bool isRun(Attribute name, int64_t mb) {
+    return runs[chunks.find(name)->second.index * numMicrobatches + mb];
+  }
+
+  /// Every chunk of the step runs, as a whole or in halves.
   LogicalResult checkComplete() {
-    for (auto &[name, chunk] : chunks) {
-      if (chunk.op.getPass() == Pass::P)
-        continue;
-      for (int64_t mb = 0; mb < numMicrobatches; ++mb)
-        if (!runs[chunk.index * numMicrobatches + mb]) {
-          InFlightDiagnostic error = cluster.emitOpError("expected a run of ")
-                                     << name << " for microbatch " << mb
-                                     << ", got none";
-          error.attachNote(chunk.op.getLoc()) << "the chunk is here";
-          return failure();
-        }
-    }
+    for (auto &[name, chunk] : chunks)
+      if (chunk.op.getPass() != Pass::P && !halves.contains(chunk.op))
+        for (int64_t mb = 0; mb < numMicrobatches; ++mb)
+          if (failed(checkComplete(name, chunk.op, mb)))
+            return failure();
     return success();
+  }
+
+  LogicalResult checkComplete(Attribute name, ChunkOp chunk, int64_t mb) {
+    SmallVector<Attribute> parts;
+    for (HalfAttr half : {chunk.getInputAttr(), chunk.getWeightAttr()})
+      if (half)
+        parts.push_back(half.getChunk());
+    auto given = [&](Attribute part) { return isRun(part, mb); };
+    bool whole = isRun(name, mb), any = llvm::any_of(parts, given);
+    if (whole != any && (whole || llvm::all_of(parts, given)))
+      return success();
+    InFlightDiagnostic error = cluster.emitOpError("expected a run of ")
+                               << name;
+    for (auto [index, part] : llvm::enumerate(parts))
+      error << (index == 0 ? ", or else of " : " and ") << part;
+    error << " for microbatch " << mb << ", got "
+          << (whole ? "both"
+              : any ? "only a half"
+                    : "none");
+    error.attachNote(chunk.getLoc()) << "the chunk is here";
+    return failure();
   }
 
   ClusterOp cluster;
@@ -215,6 +243,7 @@ private:
   int64_t numMicrobatches;
   StepOp step;
   llvm::MapVector<Attribute, Entry> chunks;
+  llvm::DenseSet<Operation *> halves; // chunks that may run in place of another
   llvm::DenseMap<Attribute, Attribute> inputGradients; // by forward chunk
   std::vector<RunOp> runs; // by chunk and microbatch
 };

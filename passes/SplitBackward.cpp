@@ -1,0 +1,271 @@
+//===- SplitBackward.cpp - Cut backward chunks in input and weight gradients
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// A zero-bubble schedule sends input gradients on at once (pass I) and computes
+// weight gradients when nothing else is to be done (pass W). Pass I is what the
+// results of a backward chunk need that are not gradients of states; pass W is
+// the rest.
+
+#include "passes/ChunkBuilder.h"
+#include "passes/Facts.h"
+#include "passes/KernelHalves.h"
+#include "passes/Passes.h"
+
+#include "dialect/Cells.h"
+#include "dialect/Layouts.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/IRMapping.h"
+
+#include <map>
+
+using namespace mlir;
+
+namespace piper {
+
+#define GEN_PASS_DEF_SPLITBACKWARDPASS
+#include "passes/Passes.h.inc"
+
+namespace {
+
+/// The ops of one half and the values that they use.
+struct HalfBody {
+  llvm::SmallPtrSet<Operation *, 16> ops;
+  llvm::SmallPtrSet<Value, 16> used;
+};
+
+/// Kernels that were cut, with the results that the first half returns.
+using KernelSlices =
+    std::map<std::pair<Operation *, std::vector<int64_t>>, KernelHalves>;
+
+/// Cuts one chunk.
+class ChunkSplitter {
+public:
+  ChunkSplitter(ChunkOp whole, SymbolTable &symbols, KernelTable &kernels,
+                KernelSlices &slices)
+      : whole(whole), block(whole.getBody().front()), symbols(symbols),
+        kernels(kernels), slices(slices), builder(whole) {}
+
+  LogicalResult run() {
+    for (auto [index, value] :
+         llvm::enumerate(block.getTerminator()->getOperands())) {
+      bool weight = value.getDefiningOp<PackOp>() != nullptr;
+      (weight ? weightResults : inputResults).push_back(index);
+    }
+    if (failed(cutLaunches()))
+      return failure();
+    share();
+    if (!inputResults.empty())
+      whole.setInputAttr(build(Pass::I, input, inputResults, {}, passed));
+    if (!weightResults.empty())
+      whole.setWeightAttr(build(Pass::W, weight, weightResults, passed, {}));
+    return success();
+  }
+
+private:
+  Value getResult(int64_t index) {
+    return block.getTerminator()->getOperand(index);
+  }
+
+  /// Ops that are done by whoever needs them, because they cost nothing.
+  static bool isFree(Operation *op) { return isa<UnpackOp, RelabelOp>(op); }
+
+  /// Replaces every launch that both halves need by two launches. What input
+  /// results need is found on the way, last op first.
+  LogicalResult cutLaunches() {
+    for (int64_t index : inputResults)
+      input.used.insert(getResult(index));
+    SmallVector<Operation *> ops;
+    for (Operation &op : llvm::reverse(block.without_terminator()))
+      ops.push_back(&op);
+    for (Operation *op : ops) {
+      SmallVector<int64_t> first;
+      for (OpResult result : op->getResults())
+        if (input.used.contains(result))
+          first.push_back(result.getResultNumber());
+      if (first.empty())
+        continue;
+      Operation *own = op;
+      if (auto launch = dyn_cast<LaunchOp>(op);
+          launch && first.size() < op->getNumResults()) {
+        FailureOr<Operation *> cut = cutLaunch(launch, first);
+        if (failed(cut))
+          return failure();
+        own = *cut;
+      }
+      input.ops.insert(own);
+      input.used.insert(own->operand_begin(), own->operand_end());
+    }
+    return success();
+  }
+
+  /// Returns the launch of the first half.
+  FailureOr<Operation *> cutLaunch(LaunchOp launch, ArrayRef<int64_t> first) {
+    auto kernel = symbols.lookup<KernelOp>(launch.getKernel());
+    auto [entry, fresh] =
+        slices.try_emplace({kernel.getOperation(), first.vec()});
+    if (fresh) {
+      FailureOr<KernelHalves> halves = sliceKernel(kernel, first);
+      if (failed(halves))
+        return failure();
+      entry->second = *halves;
+      for (KernelHalf *half : {&entry->second.first, &entry->second.second})
+        half->kernel = kernels.intern(half->kernel);
+    }
+    const KernelHalves &halves = entry->second;
+    builder.setInsertionPoint(launch);
+    LaunchOp one = launchHalf(launch, halves.first, {});
+    LaunchOp two = launchHalf(launch, halves.second,
+                              one.getResults().take_back(halves.numPassed));
+    for (auto [half, own] :
+         {std::pair(&halves.first, one), std::pair(&halves.second, two)})
+      for (auto [index, result] : llvm::enumerate(half->results)) {
+        Value before = launch.getResult(result), after = own.getResult(index);
+        before.replaceAllUsesWith(after);
+        if (input.used.erase(before))
+          input.used.insert(after);
+      }
+    launch.erase();
+    return one.getOperation();
+  }
+
+  LaunchOp launchHalf(LaunchOp launch, const KernelHalf &half,
+                      ValueRange given) {
+    SmallVector<Value> inputs;
+    for (int64_t argument : half.arguments)
+      inputs.push_back(launch.getInputs()[argument]);
+    llvm::append_range(inputs, given);
+    KernelOp kernel = half.kernel;
+    SmallVector<Type> types;
+    Type like = launch.getResult(0).getType();
+    for (Type type : cast<FunctionType>(kernel.getFunctionType()).getResults())
+      types.push_back(withLayout(type, getLayout(like)));
+    return LaunchOp::create(builder, launch.getLoc(), types,
+                            FlatSymbolRefAttr::get(kernel.getSymNameAttr()),
+                            inputs, launch.getLabelAttr(),
+                            launch.getStreamAttr(), IntegerAttr(),
+                            IntegerAttr(), ValueRange());
+  }
+
+  /// Gives the weight half what it needs and the input half does not make.
+  void share() {
+    for (int64_t index : weightResults)
+      weight.used.insert(getResult(index));
+    for (Operation &op : llvm::reverse(block.without_terminator())) {
+      bool needed = llvm::any_of(op.getResults(), [&](Value result) {
+        return weight.used.contains(result);
+      });
+      if (!needed || (input.ops.contains(&op) && !isFree(&op)))
+        continue;
+      weight.ops.insert(&op);
+      weight.used.insert(op.operand_begin(), op.operand_end());
+    }
+    for (Operation &op : block.without_terminator())
+      if (!weight.ops.contains(&op))
+        for (Value result : op.getResults())
+          if (weight.used.contains(result))
+            passed.push_back(result);
+  }
+
+  /// Builds the chunk of one half. `given` are operands from the other half,
+  /// `extra` results for it.
+  HalfAttr build(Pass pass, HalfBody &body, ArrayRef<int64_t> results,
+                 ArrayRef<Value> given, ArrayRef<Value> extra) {
+    builder.setInsertionPointAfter(last ? last : whole);
+    StringRef base = whole.getSymName().rsplit('$').first;
+    auto half = ChunkOp::create(
+        builder, whole.getLoc(), (base + "$" + stringifyPass(pass)).str(),
+        builder.getFunctionType({}, {}), pass, whole.getOfAttr(),
+        DenseI64ArrayAttr(), DenseI64ArrayAttr(), HalfAttr(), HalfAttr(),
+        whole.getStageAttr());
+    last = half;
+    Block *inner = &half.getBody().emplaceBlock();
+    builder.setInsertionPointToStart(inner);
+    IRMapping mapping;
+    SmallVector<int64_t> operands;
+    auto take = [&](Value value) {
+      mapping.map(value, inner->addArgument(value.getType(), value.getLoc()));
+    };
+    for (BlockArgument argument : block.getArguments())
+      if (body.used.contains(argument)) {
+        operands.push_back(argument.getArgNumber());
+        take(argument);
+      }
+    llvm::for_each(given, take);
+    for (Operation &op : block.without_terminator())
+      if (body.ops.contains(&op))
+        builder.clone(op, mapping);
+    SmallVector<Value> values;
+    for (int64_t index : results)
+      values.push_back(mapping.lookup(getResult(index)));
+    for (Value value : extra)
+      values.push_back(mapping.lookup(value));
+    ReturnOp::create(builder, whole.getLoc(), values);
+    half.setFunctionType(builder.getFunctionType(
+        inner->getArgumentTypes(), ValueRange(values).getTypes()));
+    auto name = FlatSymbolRefAttr::get(half.getSymNameAttr());
+    return HalfAttr::get(builder.getContext(), name, operands, results);
+  }
+
+  ChunkOp whole;
+  Block &block;
+  SymbolTable &symbols;
+  KernelTable &kernels;
+  KernelSlices &slices;
+  OpBuilder builder;
+  Operation *last = nullptr;                        // the chunk built last
+  SmallVector<int64_t> inputResults, weightResults; // of the whole
+  HalfBody input, weight;
+  SmallVector<Value> passed; // from input to weight
+};
+
+/// The stages whose backward some schedule cuts in two.
+llvm::SmallDenseSet<int64_t> findSplitStages(ModuleOp module,
+                                             SymbolTable &symbols) {
+  llvm::SmallDenseSet<int64_t> stages;
+  for (auto step : module.getOps<StepOp>()) {
+    if (!step.getOrder())
+      continue;
+    for (const Cell &cell :
+         readCells(symbols.lookup<ScheduleOp>(*step.getOrder())))
+      if (cell.pass == piper::Pass::I || cell.pass == piper::Pass::W)
+        stages.insert(cell.stage);
+  }
+  return stages;
+}
+
+class SplitBackwardPass
+    : public impl::SplitBackwardPassBase<SplitBackwardPass> {
+  void runOnOperation() override {
+    ModuleOp module = getOperation();
+    SymbolTable symbols(module);
+    auto stages = findSplitStages(module, symbols);
+    if (stages.empty())
+      return;
+    KernelTable kernels(module);
+    KernelSlices slices;
+    for (auto chunk : llvm::to_vector(module.getOps<ChunkOp>()))
+      if (chunk.getPass() == piper::Pass::B &&
+          stages.contains(chunk.getStage().value_or(0)) &&
+          failed(ChunkSplitter(chunk, symbols, kernels, slices).run()))
+        return signalPassFailure();
+    eraseUnusedKernels(module);
+  }
+
+  /// The kernels that were cut are used no more.
+  static void eraseUnusedKernels(ModuleOp module) {
+    llvm::DenseSet<Attribute> used;
+    for (auto chunk : module.getOps<ChunkOp>())
+      for (auto launch : chunk.getBody().getOps<LaunchOp>())
+        used.insert(launch.getKernelAttr().getAttr());
+    for (auto kernel : llvm::make_early_inc_range(module.getOps<KernelOp>()))
+      if (!used.contains(kernel.getSymNameAttr()))
+        kernel.erase();
+  }
+};
+
+} // namespace
+} // namespace piper
