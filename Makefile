@@ -31,7 +31,7 @@ $(REQUIREMENTS): pyproject.toml
 $(CONFIGURED): $(REQUIREMENTS)
 	$(BIN)/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DPython_EXECUTABLE=$(abspath $(BIN))/python -DPython3_EXECUTABLE=$(abspath $(BIN))/python
-	ln -sfn $(abspath $(BUILD))/bin/piper-opt $(BIN)/piper-opt
+	for tool in piper-opt piper-reduce piper-lsp-server; do ln -sfn $(abspath $(BUILD))/bin/$$tool $(BIN)/$$tool; done
 	ln -sfn $(abspath $(BUILD))/python_packages/piper/mlir python/piper/mlir
 	touch $@
 
