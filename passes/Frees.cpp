@@ -61,8 +61,9 @@ public:
             waits[key(operand.getDefiningOp())].push_back(positions[op]);
   }
 
-  /// Batches by the position of the op behind which they are freed.
-  std::map<size_t, Batch> run() {
+  /// What is freed behind each op, by its position.
+  std::vector<Batch> run() {
+    batches.resize(ops.size());
     for (Operation *op : ops)
       for (Value value : op->getResults())
         if (ownsStorage(value))
@@ -107,7 +108,7 @@ private:
   std::vector<Operation *> ops;
   llvm::DenseMap<Operation *, size_t> positions;
   llvm::DenseMap<Key, SmallVector<size_t>> waits; // ascending
-  std::map<size_t, Batch> batches;
+  std::vector<Batch> batches;
 };
 
 } // namespace
@@ -117,7 +118,9 @@ void FreeInserter::insert() {
   for (Operation &op : program.getBlock())
     ops.push_back(&op);
   OpBuilder builder(program.getContext());
-  for (auto &[position, batch] : Placement(program).run()) {
+  for (auto [position, batch] : llvm::enumerate(Placement(program).run())) {
+    if (batch.values.empty())
+      continue;
     builder.setInsertionPointAfter(ops[position]);
     FreeOp::create(builder, ops[position]->getLoc(), batch.values,
                    batch.events);

@@ -115,6 +115,8 @@ private:
     llvm::for_each(given, take);
     llvm::SmallPtrSet<Value, 8> asked(extra.begin(), extra.end());
     asked.insert_range(side.used);
+    for (Value value : given)
+      asked.erase(value);
     for (Operation &op : block)
       if (side.ops.contains(&op))
         clone(cast<TorchOp>(op), asked, mapping);

@@ -19,7 +19,6 @@
 #include "mlir/IR/IRMapping.h"
 
 #include "llvm/ADT/TypeSwitch.h"
-#include <deque>
 
 using namespace mlir;
 
@@ -205,23 +204,26 @@ class LowerProgramsPass
         return signalPassFailure();
   }
 
-  /// Builds all programs of a cluster in one walk.
+  /// Builds the programs of a cluster one by one, so that each lies together in
+  /// memory.
   LogicalResult lower(ClusterOp cluster, Communicators &comms,
                       OpBuilder &builder) {
     MeshOp mesh = findMesh(cluster);
-    std::deque<ProgramBuilder> programs;
-    for (int64_t at = 0; at < mesh.getNumCoordinates(); ++at)
-      programs.emplace_back(createProgram(cluster, at, mesh, builder), comms);
+    std::vector<std::vector<Operation *>> ops(mesh.getNumCoordinates());
     for (Operation &op : cluster.getBlock()) {
       SmallVector<int64_t> coordinates = getCoordinates(op);
       if (coordinates.empty())
         return op.emitOpError("cannot be lowered yet: expected an instruction "
                               "of one coordinate, a transfer or an all_reduce");
       for (int64_t at : coordinates)
-        programs[at].add(op);
+        ops[at].push_back(&op);
     }
-    for (ProgramBuilder &program : programs)
+    for (auto [at, own] : llvm::enumerate(ops)) {
+      ProgramBuilder program(createProgram(cluster, at, mesh, builder), comms);
+      for (Operation *op : own)
+        program.add(*op);
       program.finish();
+    }
     cluster.setPhase(Phase::Lowered);
     return success();
   }
