@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from piper.schedules import Action, Pass, Table, timeline
+from piper.schedules import Action, Cell, Table, members, timeline
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Times in the unit of the costs, `peaks` in microbatches of one stage, per row."""
+    """Times in the unit of the costs, peaks in chunks, per row."""
 
     makespan: float
     busy: float
     bubble_makespan: float
     bubble_span: float
-    peaks: tuple[int, ...]
+    peak_chunks_until_I: tuple[int, ...]  # noqa: N815 (as the golden file spells it)
+    peak_chunks_until_W: tuple[int, ...]  # noqa: N815
 
 
-def measure(table: Table, costs: Mapping[Pass, float]) -> Measures:
-    """Run a table whose backwards are whole; an activation lives until its B ends."""
-    times = timeline(table, costs)
-    rows = [[action for action in row if action] for row in table.rows]
-    busy = max(sum(costs[action.pass_] for action in row) for row in rows)
+def measure(table: Table, f: float, i: float, w: float) -> Measures:
+    """Run a table without idle cells; a pair takes as long as its members one by one."""
+    times = timeline(table, {"F": f, "B": i + w, "I": i, "W": w})
+    busy = max(sum(end - start for start, end in _spans(row, times)) for row in table.rows)
     makespan = max(end for _, end in times.values())
-    span = max(times[row[-1]][1] - times[row[0]][0] for row in rows)
-    return Measures(makespan, busy, makespan - busy, span - busy, tuple(map(peak, rows)))
+    span = max(_spans(row, times)[-1][1] - _spans(row, times)[0][0] for row in table.rows)
+    return Measures(
+        makespan,
+        busy,
+        makespan - busy,
+        span - busy,
+        tuple(peak(row, "I") for row in table.rows),
+        tuple(peak(row, "W") for row in table.rows),
+    )
 
 
-def peak(row: list[Action]) -> int:
-    """Most microbatches whose forward has started and whose backward has not ended."""
+def _spans(
+    row: tuple[Cell, ...], times: dict[Action, tuple[float, float]]
+) -> list[tuple[float, float]]:
+    return [times[members(cell)[0]] for cell in row]
+
+
+def peak(row: tuple[Cell, ...], until: Literal["I", "W"]) -> int:
+    """Most chunks whose forward has started and whose backward has not come to its end or half."""
     live = most = 0
-    for action in row:
-        live += action.pass_ == "F"
+    for cell in row:
+        live += sum(action.pass_ == "F" for action in members(cell))
         most = max(most, live)
-        live -= action.pass_ == "B"
+        live -= sum(action.pass_ in ("B", until) for action in members(cell))
     return most

@@ -1,9 +1,10 @@
 """Pipeline schedules: pure functions from numbers to tables, independent of any IR."""
 
-from piper.schedules.gpipe import gpipe
-from piper.schedules.one_f_one_b import one_f_one_b
-from piper.schedules.registry import SCHEDULES, Schedule, generate, schedule_name
-from piper.schedules.table import Action, Cell, Pass, Table
+from piper.schedules.cell import Action, Cell, Communication, Pair, Pass, members
+from piper.schedules.dependences import check_progress
+from piper.schedules.homes import Homes, Placement
+from piper.schedules.registry import SCHEDULES, Schedule, generate, homes_of, schedule_name
+from piper.schedules.table import Row, Table
 from piper.schedules.timeline import timeline, with_idle
 from piper.schedules.validate import validate
 
@@ -11,12 +12,18 @@ __all__ = [
     "SCHEDULES",
     "Action",
     "Cell",
+    "Communication",
+    "Homes",
+    "Pair",
     "Pass",
+    "Placement",
+    "Row",
     "Schedule",
     "Table",
+    "check_progress",
     "generate",
-    "gpipe",
-    "one_f_one_b",
+    "homes_of",
+    "members",
     "schedule_name",
     "timeline",
     "validate",

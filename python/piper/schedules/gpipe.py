@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from piper.schedules.table import Action, Table
+from piper.schedules.cell import Action
+from piper.schedules.table import Table
+
+__all__ = ["gpipe"]
 
 
-def gpipe(stages: int, microbatches: int) -> Table:
+def gpipe(ranks: int, microbatches: int) -> Table:
     """The table of GPipe (Huang et al., 2019, arXiv:1811.06965), for any microbatches >= 1.
 
-    With 3 stages and 4 microbatches, a backward as long as a forward:
+    With ranks=3, microbatches=4, every cell taking one step:
 
     ```
       step   0    1    2    3    4    5    6    7    8    9    10   11
@@ -17,11 +20,11 @@ def gpipe(stages: int, microbatches: int) -> Table:
     rank 2   .    .   2F0  2F1  2F2  2F3  2B0  2B1  2B2  2B3   .    .
     ```
 
-    Bubble (stages - 1)(F + B); every rank holds the activations of all its microbatches.
+    Bubble (ranks - 1)(F + B); every rank holds the activations of all its microbatches.
     Backwards run in the order of the forwards, as torch's do; the paper's picture reverses them.
     """
     return Table(
         [Action(stage, "F", microbatch) for microbatch in range(microbatches)]
         + [Action(stage, "B", microbatch) for microbatch in range(microbatches)]
-        for stage in range(stages)
+        for stage in range(ranks)
     )

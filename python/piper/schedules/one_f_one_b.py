@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from piper.schedules.table import Action, Table
+from piper.schedules.cell import Action
+from piper.schedules.rows import one_forward_one_backward
+from piper.schedules.table import Table
+
+__all__ = ["one_f_one_b"]
 
 
-def one_f_one_b(stages: int, microbatches: int) -> Table:
-    """The table of 1F1B, for any microbatches >= 1 (fewer than `stages` leave ranks waiting).
+def one_f_one_b(ranks: int, microbatches: int) -> Table:
+    """The table of 1F1B, for any microbatches >= 1 (fewer than `ranks` leave ranks waiting).
 
     PipeDream-Flush (Narayanan et al., 2021, arXiv:2006.09503); DAPPLE (arXiv:2007.01045).
-    With 3 stages and 4 microbatches, a backward as long as a forward:
+    With ranks=3, microbatches=4, every cell taking one step:
 
     ```
       step   0    1    2    3    4    5    6    7    8    9    10   11
@@ -18,17 +22,13 @@ def one_f_one_b(stages: int, microbatches: int) -> Table:
     rank 2   .    .   2F0  2B0  2F1  2B1  2F2  2B2  2F3  2B3   .    .
     ```
 
-    Bubble (stages - 1)(F + B), as GPipe's; rank r holds min(microbatches, stages - r) microbatches.
+    Bubble (ranks - 1)(F + B), as GPipe's; rank r holds min(microbatches, ranks - r) microbatches.
     """
-    return Table(_row(stage, stages, microbatches) for stage in range(stages))
-
-
-def _row(stage: int, stages: int, microbatches: int) -> list[Action]:
-    """Forwards to fill the stages behind, then one forward and one backward, then what is left."""
-    ahead = min(microbatches, stages - 1 - stage)
-    row = [Action(stage, "F", microbatch) for microbatch in range(ahead)]
-    for microbatch in range(microbatches):
-        if microbatch + ahead < microbatches:
-            row.append(Action(stage, "F", microbatch + ahead))
-        row.append(Action(stage, "B", microbatch))
-    return row
+    return Table(
+        one_forward_one_backward(
+            [Action(rank, "F", microbatch) for microbatch in range(microbatches)],
+            [Action(rank, "B", microbatch) for microbatch in range(microbatches)],
+            ahead=ranks - 1 - rank,
+        )
+        for rank in range(ranks)
+    )

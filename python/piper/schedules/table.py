@@ -1,39 +1,22 @@
-"""A schedule as data: which action each row of a pipeline issues, in order."""
+"""A schedule as data: which cell each row of a pipeline issues, in order."""
 
 from __future__ import annotations
 
 import csv
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
 
-Pass = Literal["F", "B", "I", "W"]
-"""Forward, whole backward, or its two halves: input gradient and weight gradient."""
+from piper.schedules.cell import Action, Cell, Communication, draw_cell, members, parse_cell
+from piper.schedules.draw import draw
 
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
-_IDLE = "."
+__all__ = ["Row", "Table"]
 
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One pass of one stage on one microbatch; its text is torch's notation, `2F0`."""
-
-    stage: int
-    pass_: Pass
-    microbatch: int
-
-    def __str__(self) -> str:
-        """Torch's notation."""
-        return f"{self.stage}{self.pass_}{self.microbatch}"
+Row = str | Iterable[Cell | str]
+"""A row in any form that `Table.of` takes: text, or cells, or texts of cells."""
 
 
-Cell = Action | None
-"""An action, or None for a step in which the row is idle."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Rows, one per coordinate of the pipeline's axis, each a list of cells in issue order.
 
@@ -52,97 +35,174 @@ class Table:
             raise ValueError("a schedule table must have at least one action, got none")
 
     @classmethod
+    def of(cls, rows: Iterable[Row]) -> Table:
+        """Make a table from rows of cells, each a cell or its text; a row may be one text.
+
+        Raises:
+            ValueError: a text that is not wholly a cell; the message marks it in the table.
+            TypeError: something that is neither a cell nor text.
+        """
+        grid = [row.split() if isinstance(row, str) else list(_row(row)) for row in rows]
+        texts = [[cell if isinstance(cell, str) else _text(cell) for cell in row] for row in grid]
+        return cls(_parse(texts))
+
+    @classmethod
     def parse(cls, text: str | Iterable[str]) -> Table:
         """Read rows of cells separated by blanks, one row a line, `.` for idle; see `lines`.
 
         Raises:
-            ValueError: a cell that is not wholly an action; the message marks it in the table.
+            ValueError: a cell that is not wholly one; the message marks it in the table.
         """
-        lines = text.strip().splitlines() if isinstance(text, str) else text
-        return cls(_parse([line.split() for line in lines]))
+        return cls.of(text.strip().splitlines() if isinstance(text, str) else text)
 
     @classmethod
-    def read_csv(cls, path: str | Path) -> Table:
-        """Read torch's compute-only CSV: a row per rank, a cell per step, empty for idle.
+    def read_csv(cls, path: str | Path, *, ragged: bool = False) -> Table:
+        """Read torch's CSV: a row per rank, a cell per step, empty for idle.
+
+        Rows of different length are refused, since a cell may have been lost, unless `ragged`,
+        which takes the shorter ones as idle at their end; torch itself writes such files.
 
         Raises:
-            ValueError: a cell that is not wholly an action; the message marks it in the table.
+            ValueError: a cell that is not wholly one, or a row of another length than the first;
+                the message marks it in the table.
         """
         with Path(path).open(newline="") as file:
-            return cls(_parse([[cell.strip() for cell in row] for row in csv.reader(file)]))
+            grid = [[cell.strip() for cell in row] for row in csv.reader(file)]
+        for row, cells in enumerate(grid):
+            if not ragged and len(cells) != len(grid[0]):
+                raise _error(
+                    f"row {row} expected {len(grid[0])} cells, as row 0 has, got {len(cells)}; "
+                    "ragged=True takes what is missing at the end of a row as idle",
+                    grid,
+                    row,
+                    min(len(cells), len(grid[0])),
+                )
+        return cls(_parse(grid))
 
     def write_csv(self, path: str | Path) -> None:
-        """Write what `read_csv` reads."""
+        """Write what `read_csv` reads, shorter rows filled with idle cells."""
+        length = max(map(len, self.rows))
         with Path(path).open("w", newline="") as file:
             csv.writer(file).writerows(
-                [("" if cell is None else str(cell)) for cell in row] for row in self.rows
+                ["" if cell is None else str(cell) for cell in row] + [""] * (length - len(row))
+                for row in self.rows
             )
 
     def lines(self) -> tuple[str, ...]:
         """One text per row, cells separated by one blank; `parse` reads it back."""
-        return tuple(" ".join(row) for row in self._texts())
+        return tuple(" ".join(map(_text, row)) for row in self.rows)
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:
-        """Every action with its row and step, row by row."""
+        """Every action with its row and step, row by row; those of a pair have the same step."""
         for row, cells in enumerate(self.rows):
             for step, cell in enumerate(cells):
-                if cell is not None:
-                    yield row, step, cell
+                for action in members(cell):
+                    yield row, step, action
 
-    def format(self, *, axis: str = "rank", mark: tuple[int, int] | None = None) -> str:
-        """The table as aligned text, with `>` `<` around the cell at `mark` (row, step).
+    def format(
+        self,
+        *,
+        axis: str = "rank",
+        marks: Collection[tuple[int, int]] = (),
+        width: int | None = None,
+    ) -> str:
+        """The table as aligned text, with `>` `<` around the cells at `marks` (row, step).
 
         ```
           step   0    1    2    3
         rank 0  0F0  0F1  0B0  0B1
         rank 1  1F0 >1B0< 1F1  1B1
         ```
+
+        A pair is shown as `0F1&3B0`. `width` is the most characters of a line: what does not fit
+        goes below. Of a table longer than 40 steps, only those around the marks are shown, if there
+        are any.
         """
-        return _draw(self._texts(), axis=axis, mark=mark)
+        return draw(self._drawn(), axis=axis, marks=marks, width=width)
 
     def without_idle(self) -> Table:
         """The same order with the idle cells left out."""
         return Table([cell for cell in row if cell is not None] for row in self.rows)
 
-    def error(self, reason: str, row: int, step: int) -> ValueError:
-        """An error about one cell, which its message names and marks in the table."""
-        return _error(reason, self._texts(), row, step)
+    def compute_only(self) -> Table:
+        """The same order with communication left out."""
+        return Table(
+            [cell for cell in row if not isinstance(cell, Communication)] for row in self.rows
+        )
 
-    def _texts(self) -> list[list[str]]:
-        return [[_IDLE if cell is None else str(cell) for cell in row] for row in self.rows]
+    def check_compute_only(self) -> None:
+        """Refuse communication, which Piper derives from the order of actions.
+
+        Raises:
+            ValueError: marks the first such cell.
+        """
+        for row, cells in enumerate(self.rows):
+            for step, cell in enumerate(cells):
+                if isinstance(cell, Communication):
+                    raise self.error(
+                        f"{cell} is communication, which Piper derives: use the table's "
+                        ".compute_only()",
+                        row,
+                        step,
+                    )
+
+    def error(
+        self, reason: str, row: int, step: int, *, also: Collection[tuple[int, int]] = ()
+    ) -> ValueError:
+        """An error about one cell, which its message names and marks in the table.
+
+        Args:
+            reason: what is wrong.
+            row: the cell's row; it may lie past the end of the row, where something is missing.
+            step: the cell's step.
+            also: further cells (row, step) to mark.
+        """
+        return _error(reason, self._drawn(), row, step, also=also)
+
+    def _drawn(self) -> list[list[str]]:
+        return [[draw_cell(cell) for cell in row] for row in self.rows]
 
     def __str__(self) -> str:
         """See `format`."""
         return self.format()
 
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        return f"Table.parse({list(self.lines())!r})"
 
-def _parse(grid: list[list[str]]) -> Iterator[list[Cell]]:
+
+def _row(row: Iterable[Cell | str]) -> Iterator[Cell | str]:
+    """The cells of a row of unknown origin."""
+    if not isinstance(row, Iterable):
+        raise TypeError(f"a row of a table must be text or cells, got {row!r}")
+    for cell in row:
+        if not isinstance(cell, Cell | str):
+            raise TypeError(f"a cell of a table must be text, a cell or None, got {cell!r}")
+        yield cell
+
+
+def _text(cell: Cell) -> str:
+    return draw_cell(None) if cell is None else str(cell)
+
+
+def _parse(grid: Sequence[Sequence[str]]) -> Iterator[list[Cell]]:
     for row, texts in enumerate(grid):
         cells: list[Cell] = []
         for step, text in enumerate(texts):
-            match = _ACTION.fullmatch(text)
-            if match is None and text not in ("", _IDLE):
-                reason = f"expected a stage, a pass F, B, I or W, and a microbatch, got {text!r}"
-                raise _error(reason, grid, row, step)
-            cells.append(match and Action(int(match[1]), cast(Pass, match[2]), int(match[3])))
+            try:
+                cells.append(parse_cell(text))
+            except ValueError as fault:
+                raise _error(str(fault), grid, row, step) from None
         yield cells
 
 
-def _error(reason: str, grid: Sequence[Sequence[str]], row: int, step: int) -> ValueError:
-    drawn = _draw(grid, axis="rank", mark=(row, step))
+def _error(
+    reason: str,
+    texts: Sequence[Sequence[str]],
+    row: int,
+    step: int,
+    *,
+    also: Collection[tuple[int, int]] = (),
+) -> ValueError:
+    drawn = draw(texts, marks=[(row, step), *also])
     return ValueError(f"schedule table: rank {row}, step {step}: {reason}\n{drawn}")
-
-
-def _draw(grid: Sequence[Sequence[str]], *, axis: str, mark: tuple[int, int] | None) -> str:
-    steps = [str(step) for step in range(max(map(len, grid)))]
-    width = max(len(text) for row in (steps, *grid) for text in row)
-    labels = ["step", *(f"{axis} {row}" for row in range(len(grid)))]
-    margin = max(map(len, labels))
-    lines = []
-    for row, texts in enumerate((steps, *grid), start=-1):
-        cells = (
-            (f">{text}<" if (row, step) == mark else text or _IDLE).center(width + 2)
-            for step, text in enumerate(texts)
-        )
-        lines.append((f"{labels[row + 1]:>{margin}} " + "".join(cells)).rstrip())
-    return "\n".join(lines)
