@@ -22,7 +22,7 @@ import piper
 import torch
 import torch.nn.functional as F  # noqa: N812
 from gpt import GPT, Config
-from piper.schedules import with_idle
+from piper.schedules import SCHEDULES, schedule_name, with_idle
 from piper.strategy import Directive, Mesh
 from text import entropies, sample
 from torch import Tensor, nn
@@ -85,7 +85,9 @@ def make_strategy(options: argparse.Namespace, *, update: bool = True) -> piper.
         piper.order(options.schedule),
     ]
     if "pp" in mesh:
-        directives.append(piper.place(stages=mesh["pp"], axis="pp"))
+        schedule = SCHEDULES[schedule_name(options.schedule)]
+        stages = schedule.stages(mesh["pp"], schedule.chunks or options.chunks)
+        directives.append(piper.place(stages=stages, axis="pp"))
     if "dp" in mesh:
         directives.append(piper.replicate(axis="dp"))
     if update:
@@ -189,7 +191,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     option = parser.add_argument
     option("--mesh", type=mesh_sizes, default="pp=2,dp=1", help="axis sizes, outermost first")
-    option("--schedule", default="1F1B", help="1F1B or GPipe")
+    option("--schedule", default="1F1B", help=", ".join(SCHEDULES))
+    option(
+        "--chunks", type=int, default=2, help="stages per rank, where the schedule leaves it open"
+    )
     option("--microbatches", type=int, default=4, help="per step and data-parallel rank")
     option("--transport", choices=("auto", "local", "gloo"), default="auto", help="who runs ranks")
     option("--steps", type=int, default=450, help="training steps")

@@ -52,6 +52,7 @@ def compile(
     fit, each with the source lines; nothing has run by then.
     """
     captures = _capture(model, loss_fn, strategy, batch, data_shards)
+    _check_layout(strategy, captures[0])
     directives = strategy.ir(_batch_dims(captures[0]))
     with ir.Context():
         module = ir.Module.parse(directives)
@@ -111,6 +112,13 @@ def _capture(
         for take in (capture, capture_eval)
     ]
     return [simplify(replace(taken, data_shards=every)) for taken in captures]
+
+
+def _check_layout(strategy: Strategy, taken: Capture) -> None:
+    try:
+        strategy.check_chunks(taken.chunks)
+    except ValueError as error:
+        raise CompileError(str(error)) from None
 
 
 def _is_distributed() -> bool:

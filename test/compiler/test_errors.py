@@ -148,3 +148,21 @@ def test_directives_that_contradict_each_other(levels: dict[str, str]) -> None:
     said = refused(levels, line, other)
     assert re.search(r"other\.py:7:1.*sets", said)
     assert re.search(r"toy\.py:\d+:\d+: note: the other directive is here", said)
+
+
+def test_layout_that_loses_a_layer() -> None:
+    letters = {"E": "first", "t": "layer", "L": "last"}
+    given = directives(place=piper.place(layout="Et|L", letters=letters))
+    with pytest.raises(piper.CompileError, match=rf"{HERE}.*layer"):
+        compile_toy(given)
+
+
+def test_layout_that_fits() -> None:
+    letters = {"E": "first", "t": "layer", "L": "last"}
+    program = compile_toy(
+        directives(place=piper.place(layout="E|t*2L", letters=letters)),
+    )
+    stages = re.findall(
+        r"chunk @([\w.]+)\$F pass = F stage = (\d)", program.texts["ir/programs.mlir"]
+    )
+    assert stages == [("first.0", "0"), ("layer.0", "1"), ("layer.1", "1"), ("last.0", "1")]

@@ -11,20 +11,22 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_lm.py"
-SIZES = {"steps": 3, "layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 8}
+SIZES = {"steps": 3, "layers": 3, "width": 16, "heads": 2, "context": 8, "batch": 16}
 OPTIONS = [f"--{name}={value}" for name, value in SIZES.items()]
-OPTIONS += ["--mesh", "pp=2,dp=2", "--microbatches", "2"]
+OPTIONS += ["--mesh", "pp=2,dp=2", "--microbatches", "4"]
 NUMBER = r"(\d+\.\d+)"
 
 
 @pytest.mark.slow
-def test_gloo_prints_the_losses_of_local() -> None:
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
+def test_gloo_prints_the_losses_of_local(schedule: str) -> None:
     """Three steps at pp 2 x dp 2: the same losses to 1e-6, norms and validation loss, and a
     closing fp64 step that passes the script's own check against plain PyTorch.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    gloo = _run([*launcher, str(SCRIPT), *OPTIONS, "--transport", "gloo"])
-    local = _run([str(SCRIPT), *OPTIONS, "--transport", "local", "--no-check"])
+    options = [*OPTIONS, "--schedule", schedule]
+    gloo = _run([*launcher, str(SCRIPT), *options, "--transport", "gloo"])
+    local = _run([str(SCRIPT), *options, "--transport", "local", "--no-check"])
     assert len(local) == 2 * SIZES["steps"] + 1
     assert gloo == pytest.approx(local, abs=1e-6)
 

@@ -54,12 +54,38 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no stage": (lambda: place(stages=0), ValueError, "stages must be .* at least 1, got 0"),
     "no stages": (lambda: place(stages=[]), ValueError, "number must be .* at least 1, got 0"),
     "empty stage": (lambda: place(stages=[2, 0]), ValueError, "chunks of stage 1 .* got 0"),
-    "repeated": (
-        lambda: place(stages=2, coordinates=[0, 0]),
+    "gap": (
+        lambda: place(stages=2, coordinates=[0, 2]),
         ValueError,
-        r"must be 'each' or a permutation of 0, 1, ..., got \[0, 0\]",
+        r"place coordinates: homes must put a stage on every rank, got \[0, 2\] without 1",
     ),
-    "word": (lambda: place(stages=2, coordinates=anything), ValueError, "'each' or a permutation"),
+    "word": (
+        lambda: place(stages=2, coordinates="w"),  # type: ignore[arg-type]
+        ValueError,
+        "must be 'each', 'loop', 'v', 'bidirectional', the coordinate of each stage .* got 'w'",
+    ),
+    "no coordinates": (
+        lambda: place(stages=2, coordinates=anything),
+        TypeError,
+        "coordinates must be 'each', 'loop', .* got <object",
+    ),
+    "stages and layout": (
+        lambda: place(stages=2, layout="a|b", letters={"a": "x", "b": "y"}),
+        TypeError,
+        "either stages or layout, got both or neither",
+    ),
+    "neither": (lambda: place(), TypeError, "either stages or layout, got both or neither"),
+    "no letters": (lambda: place(layout="a|b"), TypeError, "layout and letters together"),
+    "letters alone": (
+        lambda: place(stages=2, letters={"a": "x"}),
+        TypeError,
+        "layout and letters together",
+    ),
+    "layout": (
+        lambda: place(layout="a|", letters={"a": "x"}),
+        ValueError,
+        r"place layout 'a\|' must have a chunk in every stage, got none in stage 1 of 2",
+    ),
     "too few": (
         lambda: place(stages=3, coordinates=[1, 0]),
         ValueError,
@@ -84,7 +110,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "reduce_dtype must be a floating-point dtype or None, got torch.int64",
     ),
     "schedule": (lambda: order("1FB1"), ValueError, "unknown schedule '1FB1', did you mean '1F1B'"),
-    "table": (lambda: order(anything), TypeError, "schedule must be a name or a Table"),
+    "table": (
+        lambda: order(anything),
+        TypeError,
+        "schedule must be a name, a Table, a function or the path of a .csv file, got <object",
+    ),
+    "no file": (lambda: order("none.csv"), OSError, "none.csv"),
     "optimizer": (
         lambda: update(anything),
         TypeError,
@@ -109,6 +140,12 @@ def test_refuses(make: Callable[[], object], kind: type[Exception], message: str
         (split(microbatches=8, dims={"m": None}), "split(microbatches=8, dims={'m': None})"),
         (place(stages=2), "place(stages=2)"),
         (place(stages=[3, 4], coordinates=[1, 0]), "place(stages=(3, 4), coordinates=(1, 0))"),
+        (place(stages=4, coordinates="v"), "place(stages=4, coordinates='v')"),
+        (
+            place(layout="a|b", letters={"a": "x", "b": "y"}),
+            "place(layout='a|b', letters={'a': 'x', 'b': 'y'})",
+        ),
+        (order(Table.parse(["0F0 0B0"])), "order(schedule=Table.parse(['0F0 0B0']))"),
         (replicate(), "replicate()"),
         (replicate(bucket_size=1), "replicate(bucket_size=1)"),
         (order("1f1b"), "order(schedule='1F1B')"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from piper.schedules import Table, generate, validate
+from piper.schedules import Homes, Table, generate, validate
 from piper.strategy import (
     Directive,
     Strategy,
@@ -46,9 +46,9 @@ def test_collects_what_directives_say() -> None:
     assert strategy.tags == {"embed": "first", "layers.*": "layer", "head": "last"}
     assert strategy.microbatches == 4
     assert strategy.dims == {"mask": None, "x": 1}
-    assert strategy.homes == (1, 0)
+    assert strategy.homes == Homes.listed([1, 0])
     assert strategy.num_stages == 2
-    assert strategy.table.rows == generate("GPipe", 2, 4).rows[::-1]
+    assert strategy.table.rows == generate("GPipe", ranks=2, microbatches=4).rows[::-1]
     assert strategy.update is not None
     assert strategy.update.clip == 1.0
     assert strategy.source.file == __file__
@@ -57,7 +57,7 @@ def test_collects_what_directives_say() -> None:
 def test_defaults_without_directives() -> None:
     strategy = Strategy(mesh={}, directives=[])
     assert strategy.microbatches == 1
-    assert strategy.homes == (0,)
+    assert strategy.homes == Homes.each(1)
     assert strategy.table == Table.parse(["0F0 0B0"])
     assert strategy.update is None
 
@@ -83,7 +83,7 @@ def test_rows_follow_their_stages(homes: Sequence[int], microbatches: int, name:
             order(name),
         ],
     )
-    validate(strategy.table, 4, microbatches, coordinates=homes)
+    validate(strategy.table, Homes.listed(homes), microbatches)
 
 
 def test_repr_is_the_call() -> None:
@@ -117,9 +117,18 @@ REFUSED: dict[str, tuple[dict[str, int], list[Directive], str]] = {
     "stages": (
         {"pp": 2},
         [place(stages=3), ORDER],
-        "stages must equal the size of axis 'pp', one stage per coordinate, got 3 stages and size 2",
+        "order 1F1B needs stages == ranks = 2, got 3",
     ),
-    "chunk counts": ({"pp": 2}, [place(stages=[1, 1, 1]), ORDER], "got 3 stages and size 2"),
+    "chunk counts": (
+        {"pp": 2},
+        [place(stages=[1, 1, 1]), ORDER],
+        "order 1F1B needs stages == ranks = 2, got 3",
+    ),
+    "one stage": (
+        {"pp": 2},
+        [place(stages=1)],
+        "stages must equal the size of axis 'pp', one stage .* got 1 stages and size 2: coord",
+    ),
     "no place": (
         {"pp": 2},
         [ORDER],
@@ -169,9 +178,9 @@ CONFLICTS: list[tuple[Directive, Directive, str]] = [
         "annotate sets the tag of 'a' to 'y', but .* sets it to 'x'",
     ),
     (
-        place(stages=2),
+        place(stages=2, coordinates="each"),
         place(stages=2, coordinates=[1, 0]),
-        r"place sets the coordinates of 'pp' to \(1, 0\), but .* sets it to \(0, 1\)",
+        r"place sets the coordinates of 'pp' to \[1, 0\], but .* sets it to each",
     ),
     (
         replicate(),
@@ -194,4 +203,4 @@ def test_contradictions_name_both_places(first: Directive, second: Directive, me
 @given(st.permutations([PLACE, ORDER, REPLICATE, split(microbatches=2), split(microbatches=2)]))
 def test_order_and_repetition_have_no_meaning(directives: list[Directive]) -> None:
     strategy = Strategy(mesh={"pp": 2, "dp": 2}, directives=directives)
-    assert strategy.table == generate("1F1B", 2, 2)
+    assert strategy.table == generate("1F1B", ranks=2, microbatches=2)

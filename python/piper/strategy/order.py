@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
-from piper.schedules import Table, generate, schedule_name, validate
+from piper.schedules import (
+    SCHEDULES,
+    Homes,
+    Row,
+    Schedule,
+    Table,
+    check_progress,
+    generate,
+    schedule_name,
+    validate,
+)
 from piper.strategy.directive import Directive
+
+Generator = Callable[[int, int, int], Table | Iterable[Row]]
+"""A user's schedule: ranks, microbatches, chunks (the most stages of a rank) -> table, or rows."""
+
+_WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "each": "one on each rank",
+        "loop": "as a loop",
+        "v": "as a v",
+        "bidirectional": "in both directions",
+    }
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Order(Directive):
-    """Issue passes in the order of a schedule, given by name or as a table.
+    """Issue passes in the order of a schedule, which is one of
+
+    - a name, in any case: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZBH1, ZBH2,
+      InterleavedZeroBubble, ZBVZeroBubble, DualPipe or DualPipeV
+    - a `Table`
+    - a function `(ranks, microbatches, chunks)` that returns a table or, as a generator, yields
+      rows; `chunks` is the most stages that a coordinate holds
+    - the path of a CSV file in torch's notation: a `Path`, or a str that ends in .csv
+
+    A named schedule also says where stages run, unless `place` does, which then must agree up to
+    the names of the coordinates. Any other must run every stage where `place` puts it, and is
+    checked when the strategy is made: each microbatch once, in order, without a deadlock.
 
     Raises:
-        ValueError: unknown name; the message suggests the nearest.
-        TypeError: neither a name nor a table.
+        ValueError: unknown name, which the message answers with the nearest; or a file that
+            `Table.read_csv` refuses.
+        OSError: a file that cannot be read.
+        TypeError: none of these.
     """
 
-    schedule: str | Table
+    schedule: str | Path | Table | Generator
 
     def __post_init__(self) -> None:
-        """Check the fields."""
-        if isinstance(self.schedule, str):
-            object.__setattr__(self, "schedule", schedule_name(self.schedule))
-        elif not isinstance(self.schedule, Table):
-            raise TypeError(f"order schedule must be a name or a Table, got {self.schedule!r}")
+        """Check the fields; a file is read now."""
+        given = self.schedule
+        if isinstance(given, Path) or (isinstance(given, str) and given.lower().endswith(".csv")):
+            object.__setattr__(self, "schedule", Table.read_csv(given))
+        elif isinstance(given, str):
+            object.__setattr__(self, "schedule", schedule_name(given))
+        elif not isinstance(given, Table) and not callable(given):
+            raise TypeError(
+                "order schedule must be a name, a Table, a function or the path of a .csv file, "
+                f"got {given!r}"
+            )
 
     def op(self) -> str:
         """See `Directive`; the table itself is the ``piper.schedule`` of that name."""
@@ -35,22 +79,75 @@ class Order(Directive):
         """See `Directive`."""
         return {"schedule": self.schedule}
 
-    def table(self, homes: Sequence[int], microbatches: int) -> Table:
-        """The table whose row c is what coordinate c runs; `homes` is the coordinate of each stage.
+    @property
+    def named(self) -> Schedule | None:
+        """The schedule, where it is given by name."""
+        return SCHEDULES[self.schedule] if isinstance(self.schedule, str) else None
+
+    def homes(self, size: int, stages: int, microbatches: int) -> Homes:
+        """Where a named schedule runs each stage.
+
+        Args:
+            size: that of the axis.
+            stages: how many there are.
+            microbatches: how many there are.
 
         Raises:
-            ValueError: a table given by the user that does not fit; the message marks the cell.
+            ValueError: numbers that the schedule is not defined for.
         """
-        if isinstance(self.schedule, str):
-            rows = generate(self.schedule, len(homes), microbatches).rows
-            return Table(rows[homes.index(coordinate)] for coordinate in range(len(homes)))
+        assert self.named is not None
         try:
-            validate(self.schedule, len(homes), microbatches, coordinates=homes)
+            chunks = self.named.chunks_of(size, stages)
+            return self.named.homes(size, microbatches, chunks)
         except ValueError as fault:
             raise self.error(str(fault)) from None
-        return self.schedule.without_idle()
+
+    def table(self, homes: Homes, microbatches: int) -> Table:
+        """The table whose row c is what coordinate c runs, without idle cells.
+
+        Args:
+            homes: where each stage runs.
+            microbatches: how many there are.
+
+        Raises:
+            ValueError: a schedule that does not fit these; for one of the user's own the message
+                marks the cell.
+            TypeError: a function that returns neither a table nor rows.
+        """
+        try:
+            if self.named is not None:
+                return _renamed(self.named, homes, microbatches)
+            table = self._own(homes, microbatches).without_idle()
+            validate(table, homes, microbatches)
+            check_progress(table)
+        except ValueError as fault:
+            raise self.error(str(fault)) from None
+        return table
+
+    def _own(self, homes: Homes, microbatches: int) -> Table:
+        """The table of the user's own schedule."""
+        if isinstance(self.schedule, Table):
+            return self.schedule
+        assert callable(self.schedule)
+        made = self.schedule(homes.ranks, microbatches, homes.chunks)
+        if not isinstance(made, Table | Iterable):
+            raise TypeError(
+                f"{self.source}: order schedule must return a Table or rows, got {made!r}"
+            )
+        return made if isinstance(made, Table) else Table.of(made)
 
 
-def order(schedule: str | Table) -> Order:
-    """Issue passes in the order of a named schedule or of a table; see `Order`."""
+def _renamed(schedule: Schedule, homes: Homes, microbatches: int) -> Table:
+    """The rows of a named schedule, each on the coordinate where its stages are."""
+    chunks = schedule.chunks_of(homes.ranks, homes.stages)
+    wanted = schedule.homes(homes.ranks, microbatches, chunks)
+    names = wanted.renaming(homes)
+    if names is None:
+        raise ValueError(f"{schedule.name} places stages {_WORDS[schedule.placement]}, got {homes}")
+    rows = generate(schedule.name, ranks=homes.ranks, microbatches=microbatches, chunks=chunks).rows
+    return Table(rows[names.index(coordinate)] for coordinate in range(homes.ranks))
+
+
+def order(schedule: str | Path | Table | Generator) -> Order:
+    """Issue passes in the order of a schedule; see `Order`."""
     return Order(schedule)

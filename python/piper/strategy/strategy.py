@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
-from piper.schedules import Table
+from piper.schedules import Homes, Table
 from piper.strategy.annotate import Annotate
 from piper.strategy.directive import Directive
 from piper.strategy.location import SourceLocation
@@ -33,7 +34,8 @@ class Strategy:
 
     Args:
         mesh: axis sizes by name, outermost first, or a torch DeviceMesh; ranks are row-major.
-        directives: what `annotate`, `split`, `place`, `replicate`, `order` and `update` return.
+        directives: what `annotate`, `split`, `place`, `replicate`, `remat`, `order` and `update`
+            return.
 
     Raises:
         ValueError: names the directive, where it was written, and what would be right.
@@ -53,6 +55,7 @@ class Strategy:
         object.__setattr__(self, "directives", tuple(directives))
         self._check_directives()
         self._check_conflicts()
+        self._check_placements()
         self._check_axes_are_used()
         self._check_order()
 
@@ -80,16 +83,26 @@ class Strategy:
         """Declared batch dim by input name, None for an input that is not split."""
         return {k: v for directive in self.all(Split) for k, v in (directive.dims or {}).items()}
 
-    @property
-    def homes(self) -> tuple[int, ...]:
-        """The coordinate of each stage; one stage, on coordinate 0, without a place."""
+    @cached_property
+    def homes(self) -> Homes:
+        """Where each stage runs: as a place says, else as a named order does, else one on each
+        coordinate; one stage, on coordinate 0, without a place.
+        """
         place = self.first(Place)
-        return (0,) if place is None else place.homes
+        if place is None:
+            return Homes.each(1)
+        size = self.mesh[place.axis].size
+        place = next((p for p in self.all(Place) if p.coordinates is not None), place)
+        order = self.first(Order)
+        if place.coordinates is None and order is not None and order.named is not None:
+            return order.homes(size, self.num_stages, self.microbatches)
+        return place.homes(size, self.microbatches)
 
     @property
     def num_stages(self) -> int:
         """How many stages there are."""
-        return len(self.homes)
+        place = self.first(Place)
+        return 1 if place is None else place.num_stages
 
     @property
     def num_data_shards(self) -> int:
@@ -97,7 +110,7 @@ class Strategy:
         names = {axis for directive in self.all(Replicate) for axis in directive.axes()}
         return prod(self.mesh[name].size for name in names)
 
-    @property
+    @cached_property
     def table(self) -> Table:
         """The schedule without idle cells: row c is for coordinate c; 1F1B where none is given."""
         order = self.first(Order) or Order("1F1B", source=self.source)
@@ -114,7 +127,7 @@ class Strategy:
         `dims` completes the batch dims that the split leaves to the batch.
         """
         lines = [
-            f"  {_resolved(directive, dims).op()} {directive.source.ir()}"
+            f"  {self._resolved(directive, dims).op()} {directive.source.ir()}"
             for directive in self.directives
         ]
         table = self._schedule_ir() if self.first(Order) else []
@@ -127,6 +140,26 @@ class Strategy:
                 f"}} {self.source.ir()}",
             ]
         )
+
+    def check_chunks(self, chunks: Sequence[str]) -> None:
+        """Check that the layout of a place has each chunk of the model, so that none is lost.
+
+        Args:
+            chunks: the names of all chunks in forward order, such as `layer.0`.
+
+        Raises:
+            ValueError: a tag of which there are more or fewer chunks, or one in another order.
+        """
+        for place in self.all(Place):
+            place.check_chunks(chunks)
+
+    def _resolved(self, directive: Directive, dims: Mapping[str, int | None] | None) -> Directive:
+        """The directive with what others, the mesh and the batch say of it."""
+        if isinstance(directive, Place):
+            return replace(directive, coordinates=self.homes)
+        if dims is None or not isinstance(directive, Split):
+            return directive
+        return replace(directive, dims=dims)
 
     def _schedule_ir(self) -> list[str]:
         order = self.first(Order)
@@ -147,7 +180,7 @@ class Strategy:
             if not isinstance(directive, Directive):
                 raise TypeError(
                     f"{self.source}: directives[{index}] must be made by annotate, split, place, "
-                    f"replicate, order or update, got {directive!r}"
+                    f"replicate, remat, order or update, got {directive!r}"
                 )
             for axis in directive.axes():
                 if axis not in self.mesh.names:
@@ -165,6 +198,20 @@ class Strategy:
                     raise directive.error(
                         f"sets the {fact} to {value!r}, but {setter.source} sets it to {other!r}"
                     )
+
+    def _check_placements(self) -> None:
+        """Places that say where stages run must agree, however they say it."""
+        first: tuple[Homes, Place] | None = None
+        for place in self.all(Place):
+            if place.coordinates is None:
+                continue
+            homes = place.homes(self.mesh[place.axis].size, self.microbatches)
+            known, setter = first = first or (homes, place)
+            if known != homes:
+                raise place.error(
+                    f"sets the coordinates of {place.axis!r} to {homes}, but {setter.source} sets "
+                    f"it to {known}"
+                )
 
     def _check_axes_are_used(self) -> None:
         used = {axis for directive in self.directives for axis in directive.axes()}
@@ -188,12 +235,6 @@ class Strategy:
         mesh = {axis.name: axis.size for axis in self.mesh.axes}
         lines = "".join(f"    {directive!r},\n" for directive in self.directives)
         return f"Strategy(mesh={mesh!r}, directives=[\n{lines}])"
-
-
-def _resolved(directive: Directive, dims: Mapping[str, int | None] | None) -> Directive:
-    if dims is None or not isinstance(directive, Split):
-        return directive
-    return replace(directive, dims=dims)
 
 
 def _remedy(axis: Axis) -> str:
