@@ -26,7 +26,7 @@ from piper.mlir.passmanager import PassManager
 from piper.schedules import Homes, Table, generate, homes_of
 
 STAGES = {
-    "capture to chunks": ("outline-chunks",),
+    "capture to chunks": ("remat", "outline-chunks"),
     "record": ("annotate", "split", "place", "replicate", "update", "order"),
     "materialise": (
         "assign-kinds",

@@ -87,7 +87,7 @@ def make_batch() -> dict[str, Tensor]:
 # What piper.compile runs, cut where the phases of the IR end.
 PHASES = {
     "recorded": "piper-record",
-    "bucketed": "piper-assign-kinds,piper-form-buckets",
+    "bucketed": "piper-assign-kinds,piper-form-buckets,piper-split-backward",
     "unrolled": "piper-unroll-microbatches",
     "connected": "piper-insert-transfers",
     "reduced": "piper-insert-reductions",

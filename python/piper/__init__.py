@@ -13,7 +13,7 @@ from piper_runtime import Trainer
 from piper.compiler import CompileError, compile
 from piper.frontend import CaptureError
 from piper.schedules import Table
-from piper.strategy import Strategy, annotate, order, place, replicate, split, update
+from piper.strategy import Strategy, annotate, order, place, remat, replicate, split, update
 
 __all__ = [
     "CaptureError",
@@ -25,6 +25,7 @@ __all__ = [
     "compile",
     "order",
     "place",
+    "remat",
     "replicate",
     "split",
     "update",

@@ -83,7 +83,7 @@ class _Level:
 
 
 _LEVELS = (
-    _Level("chunks", "piper-outline-chunks"),
+    _Level("chunks", "piper-remat,piper-outline-chunks"),
     _Level("cluster", "piper-record,piper-materialize"),
     _Level("programs", "piper-lower"),
 )

@@ -50,7 +50,11 @@ def test_facts_of_a_captured_graph() -> None:
     assert 2 * rows * WIDTH * 3 * WIDTH in products
     attention = [fact for op, _, fact in facts if "scaled_dot_product" in str(op)]
     assert attention
-    assert all(fact.effects == "pure" and fact.flops > 0 for fact in attention)
+    assert all(fact.effects == "pure" and fact.flops > 0 and fact.heavy for fact in attention)
+    assert all(fact.heavy for op, _, fact in facts if op is aten.addmm.default)
+    masks = {op: fact.mask for op, _, fact in facts if fact.mask is not None}
+    assert masks == {aten.native_layer_norm_backward.default: 7}
+    assert not any(fact.heavy for op, _, fact in facts if op in masks)
     transposed = [fact for op, _, fact in facts if op is aten.t.default]
     assert all(fact.effects == "view" and fact.flops == 0 for fact in transposed)
     assert any(fact.strided for fact in transposed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import hf_models
+import piper
 import pytest
 import small_gpt
 import torch
@@ -14,7 +15,8 @@ from strategies import Captures, Case
 from torch import Tensor, nn
 
 LEVELS = ("step", "chunks", "cluster", "programs")
-MOST = 1.1
+MOST = 1.1  # times what eager saves, if nothing is computed again
+LEAST = 0.7  # and by default
 
 
 @pytest.mark.parametrize("layers", [4, pytest.param(12, marks=pytest.mark.slow)])
@@ -40,7 +42,7 @@ def test_ops_do_not_grow_with_dp() -> None:
 
 
 def test_gpt_layer_keeps_what_eager_keeps() -> None:
-    """A layer's B takes at most 1.1 times the bytes that eager autograd saves."""
+    """A layer's B takes at most 1.1 times the bytes that eager autograd saves, by default 0.7."""
     case, captures = Case("1F1B", 2, 1, 2), small_gpt.captures(tied=True)
     (batch,) = small_gpt.batches(case, steps=1)
     _check_kept(captures, small_gpt.token_loss, case, small_gpt.TAGS, batch, "layers.1")
@@ -49,7 +51,7 @@ def test_gpt_layer_keeps_what_eager_keeps() -> None:
 # In long sequences a T x T mask, which eager does not build, would outweigh the rest.
 @pytest.mark.parametrize(("name", "repeats"), [("gpt2", 1), ("llama", 1), ("llama", 32)])
 def test_transformers_layer_keeps_what_eager_keeps(name: str, repeats: int) -> None:
-    """A layer's B takes at most 1.1 times the bytes that eager autograd saves."""
+    """A layer's B takes at most 1.1 times the bytes that eager autograd saves, by default 0.7."""
     case, captures = Case("1F1B", 2, 2, 2), hf_models.captures(name, layers=2)
     batch = {name: value.repeat(1, repeats) for name, value in hf_models.make_batch(case).items()}
     path = {"gpt2": "transformer.h.1", "llama": "model.layers.1"}[name]
@@ -68,11 +70,15 @@ def _check_kept(
     assert isinstance(tags, dict)
     one = {name: value.tensor_split(case.parts)[0] for name, value in batch.items()}
     eager = _saved_bytes(captures.model, loss_fn, one, path)
-    kept = kept_bytes(captures.compile(case.strategy(tags), batch), "layer.1")
-    total = sum(kept.values())
-    assert total <= MOST * sum(eager.values()), (
-        f"B takes {total} bytes: {kept}; eager saves {sum(eager.values())} bytes: {eager}"
-    )
+    saved = sum(eager.values())
+    plan = case.strategy(tags)
+    save = piper.Strategy(plan.mesh, [*plan.directives, piper.remat(policy="save")])
+    for strategy, most in ((save, MOST), (plan, LEAST)):
+        kept = kept_bytes(captures.compile(strategy, batch), "layer.1")
+        total = sum(kept.values())
+        assert total <= most * saved, (
+            f"B takes {total} bytes: {kept}; eager saves {saved} bytes: {eager}"
+        )
 
 
 def _saved_bytes(

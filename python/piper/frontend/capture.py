@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from piper.frontend.annotations import match_modules
+from piper.frontend.checkpoints import find_recomputed
 from piper.frontend.data import Capture, Contribution, LossSpec
 from piper.frontend.example import Example, slice_example
 from piper.frontend.gradients import split_contributions, unused_states
@@ -93,6 +94,7 @@ def _finish(
     _set_output(clean, count, [node for nodes in clean.gradients.values() for node in nodes])
     sweep(graph)
     sites = find_sites(graph)
+    recomputed = find_recomputed(graph.nodes)
     refuse_ops(sites, sites.__getitem__)
     tagging = tag_ops(graph, states=clean.states, modules=modules, count=count)
     contributions: tuple[Contribution, ...] = ()
@@ -107,7 +109,9 @@ def _finish(
     for node in graph.nodes:
         if node.op == "call_function":
             site = sites.get(node) or sites[node.all_input_nodes[0]]
+            again = node in recomputed and tags[node].pass_ == "F"
             node.meta = {"val": node.meta["val"], "tag": tags[node], "site": site}
+            node.meta |= {"recompute": True} if again else {}
     graph.lint()
     return Capture(
         name=name,

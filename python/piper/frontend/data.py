@@ -134,7 +134,8 @@ class Capture:
     ``graph`` holds placeholders (see ``role``), ATen ops and one output ``(values, counts,
     contributions)``, each a tuple in the order of ``losses`` (absent counts left out) and
     ``gradients``. Every op node has ``meta["val"]`` (fake result), ``meta["tag"]`` (Tag) and
-    ``meta["site"]`` (OpSite). Every input has a placeholder; a state has one only if it is read.
+    ``meta["site"]`` (OpSite); an op that the model asks to compute again in the backward pass has a
+    true ``meta["recompute"]``. Every input has a placeholder; a state has one only if it is read.
     ``chunks`` is in forward order; ``unused`` names the parameters and buffers that nothing reads.
     """
 

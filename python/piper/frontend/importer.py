@@ -238,6 +238,7 @@ class _StepImporter:
             args=args,
             kwargs=ir.DictAttr.get(kwargs),
             facts=facts_attribute(node_facts(node)),
+            recompute=node.meta.get("recompute", False),
             tag=tag_attribute(tag_of(node)),
             loc=site_location(site_of(node)),
         )

@@ -32,6 +32,8 @@ _KEPT = (
     "nn_module_stack",
     "fwd_nn_module_stack",
     "is_gradient_acc",
+    "recompute",
+    "ac_graph_id",
 )
 
 

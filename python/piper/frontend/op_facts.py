@@ -32,6 +32,16 @@ _EXPLICIT: dict[OpOverload, Effects] = {
 }
 # Arguments that are the probability of a random op: it is pure at 0.
 _PROBABILITIES = ("p", "dropout_p", "dropout")
+# Products that torch has no FLOP formula for: as costly to compute twice as those it has.
+_PRODUCTS = frozenset(
+    {
+        aten._grouped_mm,
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        aten._scaled_dot_product_fused_attention_overrideable,
+        aten._scaled_dot_product_fused_attention_overrideable_backward,
+    }
+)
 _FREE: tuple[Effects, ...] = ("view", "host_sync")
 
 
@@ -103,7 +113,8 @@ def node_facts(node: fx.Node) -> OpFacts:
     if kind == "random" and not is_random(node):
         kind = "pure"
     flops = 0 if kind in _FREE else _flops(node, op)
-    return OpFacts(kind, flops, strided, op.overloadpacket in flop_registry, _mask(op))
+    heavy = op.overloadpacket in flop_registry or op.overloadpacket in _PRODUCTS
+    return OpFacts(kind, flops, strided, heavy, _mask(op))
 
 
 def _mask(op: OpOverload) -> int | None:

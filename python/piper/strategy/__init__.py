@@ -6,6 +6,7 @@ from piper.strategy.location import SourceLocation
 from piper.strategy.mesh import Axis, Mesh
 from piper.strategy.order import Order, order
 from piper.strategy.place import Place, place
+from piper.strategy.remat import Remat, remat
 from piper.strategy.replicate import Replicate, replicate
 from piper.strategy.split import Split, split
 from piper.strategy.strategy import Strategy
@@ -19,6 +20,7 @@ __all__ = [
     "OptimizerFactory",
     "Order",
     "Place",
+    "Remat",
     "Replicate",
     "SourceLocation",
     "Split",
@@ -27,6 +29,7 @@ __all__ = [
     "annotate",
     "order",
     "place",
+    "remat",
     "replicate",
     "split",
     "update",
