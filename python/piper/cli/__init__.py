@@ -1,4 +1,4 @@
-"""The command line ``piper``: compile a program, and look at one."""
+"""The command line ``piper``: compile a program, look at one, and simulate one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from piper.cli import compile, show
+from piper.cli import compile, show, simulate
 from piper.cli.errors import is_message, message
 
 __all__ = ["main"]
@@ -17,6 +17,9 @@ program per pipeline coordinate, and look at the result.
 
   piper compile train.py:build -o out    compile what build() in train.py returns
   piper show out                         schedule, stages, kernels, states
+  piper simulate out --device H100 --link nvlink
+                                         time, bubbles and memory; also of a
+                                         schedule that is only a name or a table
   piper-opt out/ir/chunks.mlir --piper-record --piper-materialize
                                          run passes on a level of the IR
 """
@@ -31,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (compile, show):
+    for command in (compile, show, simulate):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

@@ -13,19 +13,20 @@ from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper.cli.facts import ChunkFacts, Facts
 from piper.cli.text import count, plural, table
 from piper.mlir import ir
-from piper.schedules import with_idle
+from piper.schedules import Cell, Pair, Table, members, with_idle
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "pair_up"]
 
 _DESCRIPTION = """\
 Print what the program in a directory does:
 
   mesh            axes, ranks, microbatches and the batch of a step
   schedule        a row per coordinate, a column per step in which every cell
-                  takes one: 2F0 is stage 2, forward, microbatch 0; . is idle
+                  takes one: 2F0 is stage 2, forward, microbatch 0; . is idle;
+                  0F3&3B1 are a forward and a backward that may overlap
   stages          the chunks of each stage and their FLOPs
   kernels         how often each is launched, by whom
   states          buckets and the states in them, by coordinate
@@ -87,7 +88,39 @@ def _split(dim: int | None) -> str:
 
 def _schedule(facts: Facts) -> Iterator[str]:
     yield "schedule:"
-    yield with_idle(facts.schedule).format(axis=facts.symbols.axis or "rank")
+    rows = [_rows(schedule) for schedule in facts.symbols.all("schedule")]
+    cells = pair_up(facts.schedule, Table.parse(rows[0])) if rows else facts.schedule
+    yield with_idle(cells).format(axis=facts.symbols.axis or "rank")
+
+
+def _rows(schedule: ir.Operation) -> list[str]:
+    return [ir.StringAttr(row).value for row in ir.ArrayAttr(schedule.attributes["rows"])]
+
+
+def pair_up(issued: Table, ordered: Table) -> Table:
+    """Return the cells that programs issue, with the pairs of the table that they come from.
+
+    A program issues the members of a pair one by one; a member that it lacks leaves the other
+    alone.
+    """
+    pairs: dict[Cell, Pair] = {
+        action: cell
+        for row in ordered.rows
+        for cell in row
+        if isinstance(cell, Pair)
+        for action in members(cell)
+    }
+    return Table(
+        dict.fromkeys(_pair(cell, pairs, there) for cell in row)
+        for row in issued.rows
+        for there in [frozenset(row)]
+    )
+
+
+def _pair(cell: Cell, pairs: Mapping[Cell, Pair], there: frozenset[Cell]) -> Cell:
+    """Return the pair of a cell whose other member is there, too, or else the cell."""
+    pair = pairs.get(cell)
+    return cell if pair is None or not there.issuperset(members(pair)) else pair
 
 
 def _stages(facts: Facts) -> Iterator[str]:

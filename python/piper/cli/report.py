@@ -1,0 +1,118 @@
+"""What a simulation found, as lines for people."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+
+from piper.cli.text import table
+from piper.simulate import Device, ProgramSimulation, Simulation, Step
+from piper.simulate.views import Timeline, draw_text, format_seconds
+
+__all__ = ["program_report", "table_report"]
+
+_NAMES = 6  # of a stretch of the critical path
+
+
+def table_report(simulation: Simulation, timeline: Timeline) -> Iterator[str]:
+    """Yield the picture, the bubbles, a row per rank and the critical path."""
+    yield from ("", _picture(timeline), "")
+    share = _share(simulation.bubble_makespan, simulation.makespan)
+    yield f"makespan {_number(simulation.makespan)}, busy {_number(simulation.busy)}"
+    yield (
+        f"bubble {_number(simulation.bubble_makespan)} of the makespan ({share}), "
+        f"{_number(simulation.bubble_span)} of the longest span of a rank"
+    )
+    yield from ("", "ranks: work, and chunks alive at most")
+    rows: list[Sequence[str]] = [("rank", "work", "until I", "until W")]
+    for rank, work in enumerate(simulation.busy_per_rank):
+        peaks = simulation.peak_chunks_until_I[rank], simulation.peak_chunks_until_W[rank]
+        rows.append((str(rank), _number(work), *map(str, peaks)))
+    yield from table(rows, numbers=4)
+    yield from _path(simulation.critical_path, "rank", _number)
+
+
+def program_report(
+    simulation: ProgramSimulation, timeline: Timeline, device: Device | None
+) -> Iterator[str]:
+    """Yield the picture, times and bubbles, a row per coordinate, and the critical path."""
+    yield from ("", _picture(timeline), "")
+    yield (
+        f"makespan {format_seconds(simulation.makespan)}, busy {format_seconds(simulation.busy)}, "
+        f"bubble {format_seconds(simulation.bubble_makespan)} of the makespan, "
+        f"{format_seconds(simulation.bubble_span)} of the longest span of a rank"
+    )
+    share = _share(simulation.realized_bubble, simulation.period)
+    yield (
+        f"from step to step {format_seconds(simulation.period)}, of which the trainer loses "
+        f"{format_seconds(simulation.realized_bubble)} ({share}): {_overlap(simulation)}"
+    )
+    yield from ("", "ranks: seconds of work and of exposed communication; bytes at the peak")
+    yield from _memory(simulation)
+    if device is not None:
+        most = max(memory.peak for memory in simulation.memory)
+        verdict = "fits into" if most <= device.memory else "does not fit into"
+        yield f"  {_bytes(most)} {verdict} the {_bytes(round(device.memory))} of {device.name}"
+    yield from _path(simulation.critical_path, simulation.facts.axis or "rank", format_seconds)
+
+
+def _picture(timeline: Timeline) -> str:
+    return draw_text(timeline, width=max(60, shutil.get_terminal_size((120, 0)).columns))
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole if whole else 0:.1%}"
+
+
+def _number(number: float) -> str:
+    return f"{number:.6g}"
+
+
+def _overlap(simulation: ProgramSimulation) -> str:
+    """Return whether a step starts before the last one has ended everywhere, and why not."""
+    early = simulation.makespan - simulation.period
+    if early > 1e-9 * simulation.makespan:
+        return f"steps overlap by {format_seconds(early)}"
+    meeting = simulation.barrier
+    if meeting is None:
+        return "steps do not overlap, since a rank is busy from the first start to the last end"
+    return f"steps do not overlap, since all ranks meet in {meeting}"
+
+
+def _memory(simulation: ProgramSimulation) -> Iterator[str]:
+    header = ("rank", "work", "exposed", "parameters", "gradients", "optimizer", "batch")
+    rows: list[Sequence[str]] = [(*header, "activations", "inside", "peak")]
+    for at, memory in enumerate(simulation.memory):
+        parts = (memory.parameters, memory.gradients, memory.optimizer, memory.batch)
+        sizes = (*parts, memory.activations, memory.temporaries, memory.peak)
+        times = simulation.busy_per_coordinate[at], simulation.exposed[at]
+        rows.append((simulation.facts.place(at), *map(format_seconds, times), *map(_bytes, sizes)))
+    yield from table(rows, numbers=9)
+    if any(memory.optimizer is None for memory in simulation.memory):
+        yield "  the optimizer is not known here: --optimizer-bytes says it (AdamW in float32: 8)"
+
+
+def _bytes(size: int | None) -> str:
+    """Return ``1.5MiB``, or ``?``."""
+    if size is None:
+        return "?"
+    number, units = float(size), ["B", "KiB", "MiB", "GiB"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    return f"{number:.0f}B" if units[0] == "B" else f"{number:.1f}{units[0]}"
+
+
+def _path(steps: Sequence[Step], place: str, write: Callable[[float], str]) -> Iterator[str]:
+    """Yield a row per stretch of the critical path on one rank."""
+    rows: list[Sequence[str]] = [("from", "takes", "on", "what")]
+    for rank, group in itertools.groupby(steps, key=lambda step: step.rank):
+        stretch = list(group)
+        names = [step.name for step in stretch]
+        if len(names) > _NAMES:
+            names = [*names[: _NAMES - 2], "...", names[-1], f"({len(stretch)})"]
+        start, end = stretch[0].start, stretch[-1].end
+        where = "" if rank is None else f"{place} {rank}"
+        rows.append((write(start), write(end - start), where, " ".join(names)))
+    yield from ("", "critical path", *table(rows))

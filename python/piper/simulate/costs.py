@@ -1,0 +1,116 @@
+"""What the cells of a table cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from piper.schedules import Action, Pair, Pass
+
+__all__ = ["Costs"]
+
+Times = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The time of every action and pair, in one unit of the user's choice.
+
+    `passes[pass]` holds a time per stage, or one for all stages. `pair` is the time of a forward
+    and a backward that overlap: of every pair, or by (stage of the forward, stage of the backward);
+    a pair that it does not give takes as long as its two members one after the other.
+
+    Raises:
+        ValueError: a time that is negative or not finite, or passes that give different numbers of
+            stages.
+    """
+
+    passes: Mapping[Pass, tuple[float, ...]]
+    pair: float | Mapping[tuple[int, int], float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times."""
+        for what, time in self._all():
+            if not (time >= 0 and math.isfinite(time)):
+                raise ValueError(f"cost of {what} must be finite and at least 0, got {time}")
+        counts = {len(times) for times in self.passes.values()} - {1}
+        if len(counts) > 1:
+            lengths = ", ".join(f"{name} {len(times)}" for name, times in self.passes.items())
+            raise ValueError(f"costs must give one time or as many as stages, got {lengths}")
+
+    @classmethod
+    def uniform(
+        cls,
+        F: float = 1.0,  # noqa: N803 (passes are called so everywhere)
+        *,
+        B: float | None = None,  # noqa: N803
+        I: float = 1.0,  # noqa: N803
+        W: float = 1.0,  # noqa: N803
+        pair: float | None = None,
+    ) -> Costs:
+        """The same times for all stages; a full backward takes I + W unless B is given."""
+        return cls.per_stage(F, B=B, I=I, W=W, pair=pair)
+
+    @classmethod
+    def per_stage(
+        cls,
+        F: Times = 1.0,  # noqa: N803
+        *,
+        B: Times | None = None,  # noqa: N803
+        I: Times = 1.0,  # noqa: N803
+        W: Times = 1.0,  # noqa: N803
+        pair: float | Mapping[tuple[int, int], float] | None = None,
+    ) -> Costs:
+        """Times of each stage, or one number for all; B is I + W, stage by stage, unless given."""
+        inputs, weights = _tuple(I), _tuple(W)
+        if B is None:
+            stages = max(len(inputs), len(weights))
+            B = [_of(inputs, stage) + _of(weights, stage) for stage in range(stages)]  # noqa: N806
+        passes: dict[Pass, tuple[float, ...]] = {
+            "F": _tuple(F),
+            "B": _tuple(B),
+            "I": inputs,
+            "W": weights,
+        }
+        return cls(MappingProxyType(passes), pair)
+
+    def of(self, cell: Action | Pair) -> float:
+        """The time of a cell.
+
+        Raises:
+            ValueError: a stage for which there is no cost.
+        """
+        if isinstance(cell, Action):
+            return self._of_action(cell)
+        pair = self.pair
+        if isinstance(pair, Mapping):
+            pair = pair.get((cell.forward.stage, cell.backward.stage))
+        if pair is None:
+            return self._of_action(cell.forward) + self._of_action(cell.backward)
+        return pair
+
+    def _of_action(self, action: Action) -> float:
+        times = self.passes[action.pass_]
+        if len(times) > 1 and action.stage >= len(times):
+            raise ValueError(
+                f"costs of {action.pass_} must reach stage {action.stage}, got {times}"
+            )
+        return _of(times, action.stage)
+
+    def _all(self) -> Iterator[tuple[str, float]]:
+        for name, times in self.passes.items():
+            yield from ((name, time) for time in times)
+        if isinstance(self.pair, Mapping):
+            yield from (("a pair", time) for time in self.pair.values())
+        elif self.pair is not None:
+            yield "a pair", self.pair
+
+
+def _tuple(times: Times) -> tuple[float, ...]:
+    return tuple(times) if isinstance(times, Sequence) else (times,)
+
+
+def _of(times: tuple[float, ...], stage: int) -> float:
+    return times[stage] if len(times) > 1 else times[0]

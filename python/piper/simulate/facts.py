@@ -1,0 +1,240 @@
+"""What simulation needs of a compiled program: its instructions, and what chunks and kernels cost.
+
+Instructions come from the one dump that C++ writes; the rest is read from the symbols of the last
+level of the IR, of which there are few.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from piper_runtime import Program
+from piper_runtime.manifest import BucketSpec, Manifest
+from piper_runtime.names import dtype_name
+
+from piper.emit.dump import read_programs
+from piper.emit.symbols import Symbols, name_of
+from piper.frontend.attributes import dtype_of_type
+from piper.mlir import ir
+from piper.schedules import Action, Pass
+
+__all__ = ["ChunkFacts", "KernelFacts", "ProgramFacts", "Row", "read_chunks", "read_kernels"]
+
+Row = Mapping[str, Any]
+"""An instruction as the dump has it: see `piper.emit.dump`."""
+
+PROGRAMS = "ir/programs.mlir"
+_COST = re.compile(r"flops = (\d+), bytes = (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """One launch of a kernel.
+
+    `bytes` counts arguments and results. `dtype` is torch's name of the floating dtype that most of
+    these bytes have, or empty. `temporaries` are the bytes that are alive at most inside, beyond
+    arguments and results, if every op makes a new tensor; workspaces inside of ops are not known.
+    """
+
+    flops: int
+    bytes: int
+    dtype: str
+    temporaries: int
+    results: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """One run of a chunk: `results` are the bytes of each, `temporaries` as those of a kernel."""
+
+    name: str
+    stage: int | None
+    pass_: str
+    kernels: tuple[str, ...]
+    results: tuple[int, ...]
+    temporaries: int
+
+    def action(self, microbatch: int) -> Action | None:
+        """The action of the table that a run belongs to; None for a preamble."""
+        if self.stage is None:
+            return None
+        letter: Pass = self.pass_  # type: ignore[assignment]  # what has a stage has such a pass
+        return Action(self.stage, letter, microbatch)
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """A compiled program: `programs[entry][coordinate]` are rows in issue order."""
+
+    manifest: Manifest
+    axis: str
+    kernels: Mapping[str, KernelFacts]
+    chunks: Mapping[str, ChunkFacts]
+    programs: Mapping[str, Mapping[int, Sequence[Row]]]
+
+    @classmethod
+    def read(cls, program: Program | str | Path) -> ProgramFacts:
+        """Read a program, or the directory of one.
+
+        Raises:
+            FileNotFoundError: there is no program in the directory.
+            ValueError: the program has no IR.
+        """
+        if not isinstance(program, Program):
+            program = Program.open(program)
+        if PROGRAMS not in program.texts:
+            raise ValueError(f"expected a program with a file {PROGRAMS}, got {program.path}")
+        with ir.Context():
+            module = ir.Module.parse(program.texts[PROGRAMS])
+            symbols = Symbols(module)
+            kernels = read_kernels(symbols)
+            programs: dict[str, dict[int, Sequence[Row]]] = {}
+            for dumped in read_programs(module):
+                programs.setdefault(dumped["entry"], {})[dumped["at"]] = dumped["rows"]
+            return cls(
+                manifest=program.manifest,
+                axis=symbols.axis,
+                kernels=kernels,
+                chunks=read_chunks(symbols, kernels),
+                programs=programs,
+            )
+
+    def entry(self, name: str) -> Mapping[int, Sequence[Row]]:
+        """The programs of an entry point by coordinate.
+
+        Raises:
+            ValueError: no such entry point; the message lists all.
+        """
+        if name not in self.programs:
+            raise ValueError(f"entry point must be one of {list(self.programs)}, got {name!r}")
+        return self.programs[name]
+
+    def bucket(self, name: str) -> BucketSpec:
+        """A bucket of the manifest."""
+        return next(bucket for bucket in self.manifest.buckets if bucket.name == name)
+
+    def action(self, row: Row) -> Action | None:
+        """The action of the table that an instruction runs; None for all but chunks with stage."""
+        return self.chunks[row["chunk"]].action(row["mb"]) if row["op"] == "run" else None
+
+    def place(self, coordinate: int) -> str:
+        """`pp 0`, or `all ranks` without an unrolled axis."""
+        return f"{self.axis} {coordinate}" if self.axis else "all ranks"
+
+
+def read_kernels(symbols: Symbols) -> dict[str, KernelFacts]:
+    """Every kernel of a module by name."""
+    return {name_of(op): _kernel(op) for op in symbols.all("kernel")}
+
+
+def read_chunks(symbols: Symbols, kernels: Mapping[str, KernelFacts]) -> dict[str, ChunkFacts]:
+    """Every chunk of a module by name."""
+    return {name: _chunk(name, op, kernels) for name, op in symbols.chunks.items()}
+
+
+def type_bytes(type_: ir.Type) -> int:
+    """Bytes of a tensor of a static type; a dimension that is not known counts as none."""
+    tensor = ir.RankedTensorType(type_)
+    sizes = [max(0, size) for size in tensor.shape]
+    return math.prod(sizes) * dtype_of_type(tensor.element_type).itemsize
+
+
+def _kernel(kernel: ir.Operation) -> KernelFacts:
+    cost = _COST.search(str(kernel.attributes.get("cost")))
+    signature = _signature(kernel)
+    types = [*signature.inputs, *signature.results]
+    results = sum(map(type_bytes, signature.results))
+    return KernelFacts(
+        flops=int(cost[1]) if cost else 0,
+        bytes=int(cost[2]) if cost else sum(map(type_bytes, types)),
+        dtype=_main_dtype(types),
+        temporaries=max(0, _most_alive(kernel) - results),
+        results=results,
+    )
+
+
+def _chunk(name: str, chunk: ir.Operation, kernels: Mapping[str, KernelFacts]) -> ChunkFacts:
+    launched = [
+        ir.FlatSymbolRefAttr(view.operation.attributes["kernel"]).value
+        for view in chunk.regions[0].blocks[0].operations
+        if view.operation.name == "piper.launch"
+    ]
+    results = tuple(map(type_bytes, _signature(chunk).results))
+    alive = most = 0
+    for kernel in (kernels[symbol] for symbol in launched):
+        # What a launch returns is a local variable of the chunk until that returns.
+        alive += kernel.results
+        most = max(most, alive + kernel.temporaries)
+    stage = chunk.attributes.get("stage")
+    return ChunkFacts(
+        name=name,
+        stage=None if stage is None else ir.IntegerAttr(stage).value,
+        pass_=name.partition("$")[2][:1],
+        kernels=tuple(launched),
+        results=results,
+        temporaries=max(0, most - sum(results)),
+    )
+
+
+def _signature(op: ir.Operation) -> ir.FunctionType:
+    return ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+
+
+def _main_dtype(types: Sequence[ir.Type]) -> str:
+    """The floating dtype of most bytes."""
+    totals: dict[str, int] = {}
+    for type_ in types:
+        dtype = dtype_of_type(ir.RankedTensorType(type_).element_type)
+        if dtype.is_floating_point:
+            name = dtype_name(dtype)
+            totals[name] = totals.get(name, 0) + type_bytes(type_)
+    return max(totals, key=totals.__getitem__, default="")
+
+
+def _most_alive(kernel: ir.Operation) -> int:
+    """Most bytes of tensors made inside a kernel that are alive at once, results among them."""
+    block = kernel.regions[0].blocks[0]
+    root: dict[ir.Value[ir.Type], ir.Value[ir.Type]] = {arg: arg for arg in block.arguments}
+    made: dict[ir.Value[ir.Type], int] = {}
+    steps = []
+    for view in block.operations:
+        op = view.operation
+        used = [root[operand] for operand in op.operands]
+        is_view = "<view" in str(op.attributes.get("facts", ""))
+        for result in op.results:
+            root[result] = used[0] if is_view and used else result
+            if root[result] is result:
+                made[result] = type_bytes(result.type)
+        steps.append((op, used))
+    last = {value: index for index, (_, used) in enumerate(steps) for value in used}
+    return _peak(
+        [list(_changes(op, used, index, made, last)) for index, (op, used) in enumerate(steps)]
+    )
+
+
+def _changes(
+    op: ir.Operation,
+    used: Sequence[ir.Value[ir.Type]],
+    index: int,
+    made: Mapping[ir.Value[ir.Type], int],
+    last: Mapping[ir.Value[ir.Type], int],
+) -> Iterator[int]:
+    """What an op adds to the bytes that are alive, then what goes after it."""
+    yield from (made.get(result, 0) for result in op.results)
+    if op.name != "piper.return":
+        yield from (-made.get(value, 0) for value in dict.fromkeys(used) if last[value] == index)
+        yield from (-made.get(result, 0) for result in op.results if result not in last)
+
+
+def _peak(steps: Sequence[Sequence[int]]) -> int:
+    alive = most = 0
+    for changes in steps:
+        for change in changes:
+            alive += change
+            most = max(most, alive)
+    return most

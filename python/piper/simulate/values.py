@@ -1,0 +1,122 @@
+"""What the values of a program are: their bytes, and which of them own memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from piper_runtime.manifest import BucketSpec
+
+from piper.dtypes import DTYPES
+from piper.simulate.facts import ProgramFacts, Row
+
+__all__ = ["Values", "read_values"]
+
+MESSAGES = ("send", "recv")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute")
+_NOTHING = ("record", "free", "output", "send", "host_wait")
+_TYPED = ("recv", "tangent", "sumsq")
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one program, which the dump numbers.
+
+    `bytes` of every tensor; `owned` are those with memory of their own: states, gradients in their
+    buckets and the batch have not, nor what is reduced in place. `maker` is the row of every value
+    and event.
+    """
+
+    bytes: Mapping[int, int]
+    owned: frozenset[int]
+    maker: Mapping[int, int]
+
+
+def read_values(rows: Sequence[Row], facts: ProgramFacts) -> Values:
+    """Follow the rows of a program.
+
+    Raises:
+        ValueError: an instruction that the simulation does not know.
+    """
+    reader = _Reader(facts)
+    for index, row in enumerate(rows):
+        reader.read(index, row)
+    return Values(reader.bytes, frozenset(reader.owned), reader.maker)
+
+
+def bucket_bytes(bucket: BucketSpec, *, slot: str) -> int:
+    """Bytes of the flat value or the main gradient of a bucket; 0 for one that has none."""
+    dtype = bucket.dtype if slot == "value" else bucket.grad_dtype
+    return 0 if dtype is None else bucket.numel * itemsize(dtype)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element of a dtype by torch's name."""
+    size: int = getattr(torch, dtype).itemsize
+    return size
+
+
+class _Reader:
+    """Values so far."""
+
+    def __init__(self, facts: ProgramFacts) -> None:
+        self._facts = facts
+        self._buckets = {bucket.name: bucket for bucket in facts.manifest.buckets}
+        self._inputs = {
+            spec.name: math.prod(spec.shape) * itemsize(spec.dtype)
+            for spec in facts.manifest.inputs
+        }
+        self.bytes: dict[int, int] = {}
+        self.owned: set[int] = set()
+        self.maker: dict[int, int] = {}
+
+    def read(self, index: int, row: Row) -> None:
+        """Note the results of a row."""
+        for value in row["out"]:
+            self.maker[value] = index
+        sizes, owns = self._results(row)
+        for value, size in zip(row["out"], sizes, strict=False):  # an event comes last
+            self.bytes[value] = size
+            if owns:
+                self.owned.add(value)
+
+    def _results(self, row: Row) -> tuple[Sequence[int], bool]:
+        """Bytes of the results, and whether they are new."""
+        op = row["op"]
+        if op == "run":
+            return self._facts.chunks[row["chunk"]].results, True
+        if op in _TYPED:
+            return [math.prod(row["shape"]) * DTYPES[row["dtype"]].itemsize], True
+        if op == "sum":
+            return [self.bytes[row["in"][0]]], True
+        if op in COLLECTIVES:
+            return [self._collective(row)], row["in"][0] in self.owned
+        return self._state(row), False
+
+    def _state(self, row: Row) -> Sequence[int]:
+        """Bytes of results that are states, gradients in buckets or the batch."""
+        op = row["op"]
+        if op in _NOTHING:
+            return []
+        if op == "read":
+            return [bucket_bytes(self._buckets[row["symbol"]], slot=row["slot"])]
+        if op == "input":
+            return [self._inputs[row["input"]]]
+        if op in ("accumulate", "update"):
+            slot = "grad" if op == "accumulate" else "value"
+            return [bucket_bytes(self._buckets[row["bucket"]], slot=slot)]
+        raise ValueError(
+            f"cannot simulate instruction piper.{op}: its cost and memory are not known"
+        )
+
+    def _collective(self, row: Row) -> int:
+        """Bytes of the result of a collective."""
+        operand = self.bytes[row["in"][0]]
+        mesh = self._facts.manifest.mesh
+        comm = next(comm for comm in self._facts.manifest.comms if comm.name == row["stream"])
+        members = mesh.size(comm.axes) * len(comm.coordinates)
+        if row["op"] == "all_gather":
+            return operand * members
+        return operand // members if row["op"] == "reduce_scatter" else operand

@@ -1,0 +1,93 @@
+"""Memory by storage: what is new, what is an alias, and where the most is alive."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from handmade import Rows, chunk, facts, run
+from piper.simulate.memory import Memory, optimizer_bytes
+from piper_runtime.manifest import BucketSpec
+
+BUCKET = BucketSpec("w$b", ("w",), (0,), "bfloat16", 10, "float32")
+FROZEN = BucketSpec("v$b", ("v",), (0, 1), "float32", 3, None)
+BIG, SMALL = chunk("one", size=1000), chunk("two", stage=1, size=8)
+
+
+def memory(rows: Rows, *, optimizer: float | None = None) -> Memory:
+    chunks = [BIG, dataclasses.replace(SMALL, temporaries=500)]
+    program = facts(rows, chunks=chunks, buckets=[BUCKET, FROZEN])
+    return run(program, optimizer=optimizer).memory[0]
+
+
+def test_what_is_alive_ends_at_its_free() -> None:
+    rows = Rows()
+    first = rows.run(BIG.name)
+    rows.run(BIG.name, first)
+    rows.add("free", first)
+    rows.run(BIG.name)
+    found = memory(rows)
+    assert found.live == (1000, 2000, 1000, 2000)
+    assert (found.activations, found.temporaries, found.at) == (2000, 0, 1)
+
+
+def test_what_is_needed_inside_counts_at_its_instruction() -> None:
+    rows = Rows()
+    rows.run(SMALL.name)
+    found = memory(rows)
+    assert (found.activations, found.temporaries, found.at) == (8, 500, 0)
+    rows.run(BIG.name)
+    found = memory(rows)
+    assert (found.activations, found.temporaries, found.at) == (1008, 0, 1)
+
+
+def test_states_gradients_and_the_batch_are_no_activations() -> None:
+    rows = Rows()
+    rows.add("read", results=1, symbol="w$b", slot="value")
+    rows.add("input", results=1, input="x", mb=0)
+    value = rows.run(BIG.name)
+    [gradient] = rows.add("accumulate", value, results=1, bucket="w$b")
+    reduced, event = rows.all_reduce(gradient, "all", after=[rows.record()])
+    rows.add("free", value)
+    rows.add("update", reduced, after=[event], results=1, bucket="w$b")
+    found = memory(rows, optimizer=8)
+    assert max(found.live) == 1000
+    assert found.live[-1] == 0
+    assert found.parameters == 10 * 2 + 3 * 4
+    assert found.gradients == 10 * 4
+    assert found.optimizer == 10 * 8  # a bucket that is not updated has no state
+    assert found.batch == 2 * 3 * 4 + 5  # microbatches of x; the mask is there once
+    assert found.peak == 32 + 40 + 80 + 29 + 1000
+
+
+def test_an_update_needs_room_for_what_it_scales_and_casts() -> None:
+    rows = Rows()
+    [gradient] = rows.add("read", results=1, symbol="w$b", slot="grad")
+    rows.add("update", gradient, results=1, bucket="w$b")
+    assert memory(rows).temporaries == 20 + 2 * 20  # cast to the value, two of the largest member
+    rows.rows[-1]["clip"] = 1.0
+    assert memory(rows).temporaries == 40 + 20 + 2 * 20
+
+
+def test_what_is_reduced_in_place_has_no_memory_of_its_own() -> None:
+    rows = Rows()
+    value = rows.run(BIG.name)
+    rows.all_reduce(value, "all")  # of a value: a new one
+    assert memory(rows).live == (1000, 2000)
+    [gradient] = rows.add("accumulate", value, results=1, bucket="w$b")
+    rows.all_reduce(gradient, "all")
+    assert memory(rows).live == (1000, 2000, 2000, 2000)
+
+
+def test_an_unknown_optimizer_stays_unknown() -> None:
+    rows = Rows()
+    rows.run(BIG.name)
+    assert memory(rows).optimizer is None
+    assert memory(rows).peak == 32 + 29 + 1000
+
+
+def test_optimizers_tell_what_they_keep() -> None:
+    assert optimizer_bytes(lambda p: torch.optim.AdamW(p)) == 8
+    assert optimizer_bytes(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)) == 4
+    assert optimizer_bytes(lambda p: torch.optim.SGD(p, lr=0.1)) == 0
+    assert optimizer_bytes(lambda p: torch.optim.AdamW(p), "float64") == 16

@@ -1,0 +1,229 @@
+"""``piper simulate``, and the pairs of ``piper show``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compiled_mlp import compiled
+from piper.cli import main
+from piper.cli.show import pair_up
+from piper.schedules import Table, generate
+from piper.simulate import Profile, ProgramFacts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("program")
+    compiled("1F1B", pp=2, microbatches=2).save(path)
+    return path
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command and return what it prints."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: object) -> str:
+        assert main(["simulate", *map(str, arguments)]) == 0
+        return str(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command and return what it says on standard error."""
+
+    def run(*arguments: object) -> str:
+        assert main(["simulate", *map(str, arguments)]) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "Traceback" not in said.err
+        return str(said.err)
+
+    return run
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["simulate", "--help"])
+    said = capsys.readouterr().out
+    assert "piper simulate 1F1B --ranks 4 --microbatches 8 --cost F=1,I=1,W=1" in said
+    assert "piper simulate out --device H100 --link nvlink" in said
+    assert "a100, cpu, h100, h200, h800" in said
+
+
+def test_a_named_schedule(say: Any) -> None:
+    said = say("1f1b", "--ranks", 2, "--microbatches", 2, "--cost", "F=1,I=1,W=1", "--latency", 0)
+    assert said == (
+        "1F1B, 2 ranks, 2 microbatches; F 1, B 2, I 1, W 1\n"
+        "\n"
+        "rank 0  |0F0|0F1........|0B0    ....|0B1    |\n"
+        "rank 1  ....|1F0|1B0    |1F1|1B1    |\n"
+        "        0                   5\n"
+        "\n"
+        "makespan 9, busy 6\n"
+        "bubble 3 of the makespan (33.3%), 3 of the longest span of a rank\n"
+        "\n"
+        "ranks: work, and chunks alive at most\n"
+        "  rank  work  until I  until W\n"
+        "     0     6        2        2\n"
+        "     1     6        1        1\n"
+        "\n"
+        "critical path\n"
+        "  from  takes  on      what\n"
+        "  0     1      rank 0  0F0\n"
+        "  1     6      rank 1  1F0 1B0 1F1 1B1\n"
+        "  7     2      rank 0  0B1\n"
+    )
+
+
+def test_costs_by_stage_and_of_pairs(say: Any) -> None:
+    cost = "F=1:2:1:1,B=3,pair=2.5"
+    said = say("DualPipeV", "--ranks", 2, "--microbatches", 4, "--cost", cost, "--latency", 0.5)
+    assert said.startswith(
+        "DualPipeV, 2 ranks, 4 microbatches; F 1:2:1:1, B 3, I 1, W 1, pair 2.5, message 0.5\n"
+    )
+    assert "|0F3&3B1" in said
+    assert re.search(r"^  \S+ +0\.5 +0F0 to rank 1$", said, re.MULTILINE)
+
+
+def test_chunks_of_a_schedule(say: Any) -> None:
+    said = say("Interleaved1F1B", "--ranks", 2, "--microbatches", 4, "--chunks", 3)
+    assert "5B3" in said
+
+
+def test_long_stretches_of_the_critical_path_are_cut(say: Any) -> None:
+    said = say("1F1B", "--ranks", 2, "--microbatches", 8)
+    assert "1F0 1B0 1F1 1B1 ... 1B7 (16)" in said
+
+
+def test_a_table_and_its_pictures(say: Any, tmp_path: Path) -> None:
+    generate("ZBH1", ranks=2, microbatches=4).write_csv(tmp_path / "table.csv")
+    picture, trace = tmp_path / "table.svg", tmp_path / "table.json"
+    said = say(tmp_path / "table.csv", "--gantt", picture, "--trace", trace)
+    assert said.splitlines()[-2:] == [
+        f"wrote {picture}",
+        f"wrote {trace}: open it in ui.perfetto.dev",
+    ]
+    assert "weight gradient" in picture.read_text()
+    assert any(e["name"] == "PP:1W3" for e in json.loads(trace.read_text())["traceEvents"])
+
+
+def test_a_program_by_a_roofline(say: Any, folder: Path, tmp_path: Path) -> None:
+    options = ("--device", "H100", "--link", "nvlink", "--link", "dp=infiniband")
+    said = say(folder, *options, "--optimizer-bytes", 8, "--gantt", tmp_path / "out.png")
+    assert said.startswith(f"{folder}: train of pp=2 x dp=1, roofline of h100 at 100%\n")
+    assert re.search(r"^makespan \S+s, busy \S+s, bubble \S+s of the makespan", said, re.MULTILINE)
+    assert re.search(
+        r"^from step to step \S+s, of which the trainer loses \S+s \(", said, re.MULTILINE
+    )
+    # Two layers of 8 x 8 and 8 in float32, thrice with AdamW's two moments; two microbatches of 4.
+    row = r"^  pp 0 +\S+s +\S+s +576B +576B +1\.1KiB +256B +"
+    assert re.search(row, said, re.MULTILINE)
+    assert "fits into the 74.5GiB of h100" in said
+    assert (tmp_path / "out.png").is_file()
+    slower = say(folder, *options, "--efficiency", 0.5, "--issue", 1)
+    assert "roofline of h100 at 50%" in slower
+    assert re.search(r"^makespan \d+\.?\d*s,", slower, re.MULTILINE)  # a second per instruction
+    assert "--optimizer-bytes says it" in slower
+
+
+def test_a_program_as_measured(say: Any, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    assert "measured on" in say(folder, "--measure", file, "--link", "loopback")
+    facts = ProgramFacts.read(folder)
+    assert Profile.read(file).kernels.keys() == facts.kernels.keys()
+    Profile("a made-up machine", dict.fromkeys(facts.kernels, 1.0), 1e15).write(file)
+    said = say(folder, "--profile", file, "--link", "loopback", "--entry", "eval")
+    assert said.startswith(f"{folder}: eval of pp=2 x dp=1, measured on a made-up machine\n")
+    assert "|0F0" in said
+
+
+SIZES = ("--ranks", "2", "--microbatches", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1F1C", *SIZES), "unknown schedule '1F1C', did you mean '1F1B'?"),
+        (("1F1B", "--ranks", "2"), "schedule 1F1B expected --microbatches, got none"),
+        (("1F1B", "--microbatches", "2"), "schedule 1F1B expected --ranks, got none"),
+        (("table.csv",), "expected a table in a file, got table.csv"),
+        (("1F1B", *SIZES, "--device", "h100"), "--device expected a compiled directory, got 1F1B"),
+        (("1F1B", *SIZES, "--optimizer-bytes", "8"), "--optimizer-bytes expected a compiled"),
+        (
+            ("1F1B", *SIZES, "--cost", "G=1"),
+            "--cost expected F, B, I, W, pair such as F=1, got 'G=1'",
+        ),
+        (("1F1B", *SIZES, "--cost", "F"), "--cost expected F, B, I, W, pair such as F=1, got 'F'"),
+        (("1F1B", *SIZES, "--cost", "F=x"), "--cost of F expected numbers, got 'x'"),
+        (("1F1B", *SIZES, "--cost", "pair=1:2"), "--cost of pair expected one number, got 1.0:2.0"),
+        (("1F1B", *SIZES, "--cost", "F=-1"), "cost of F must be finite and at least 0, got -1.0"),
+        (("1F1B", *SIZES, "--gantt", "x.pdf"), "a Gantt chart must be a file .svg or .png"),
+        (("1F1B", *SIZES, "--gantt", "no/x.svg"), "--gantt expected a file in a directory that"),
+        (("1F1B", *SIZES, "--trace", "no/x.json"), "--trace expected a file in a directory that"),
+    ],
+)
+def test_wrong_words_about_tables(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "a program expected --link NAME for all axes, got none"),
+        (("--link", "pcie4"), "expected one of --device, --profile and --measure, got none"),
+        (
+            ("--link", "pcie4", "--device", "h100", "--profile", __file__),
+            "expected one of --device, --profile and --measure, got --device and --profile",
+        ),
+        (
+            ("--link", "pcie4", "--profile", __file__, "--efficiency", "0.5"),
+            "--efficiency expected --device, got --profile",
+        ),
+        (("--link", "pcie4", "--profile", "no.json"), "--profile expected a file, got no.json"),
+        (("--link", "pcie4", "--measure", "no/x.json"), "--measure expected a file in a directory"),
+        (("--link", "pcie4", "--ranks", "2"), "--ranks expected a schedule, got"),
+        (("--link", "nvlink", "--device", "cpu"), "unknown link 'nvlink'"),
+        (
+            ("--link", "pcie4", "--device", "h100", "--efficiency", "0"),
+            "efficiency must be above 0",
+        ),
+    ],
+)
+def test_wrong_words_about_programs(
+    options: tuple[str, ...], message: str, folder: Path, refused: Any
+) -> None:
+    assert message in refused(folder, *options)
+
+
+def test_a_table_has_its_own_size(tmp_path: Path, refused: Any) -> None:
+    file = tmp_path / "table.csv"
+    generate("1F1B", ranks=2, microbatches=2).write_csv(file)
+    said = refused(file, "--ranks", 2)
+    assert f"--ranks expected a schedule's name, got {file}" in said
+
+
+def test_a_directory_must_hold_a_program(tmp_path: Path, refused: Any) -> None:
+    said = refused(tmp_path, "--link", "pcie4", "--device", "h100")
+    assert f"expected a compiled program with a manifest.json, got {tmp_path}" in said
+
+
+def test_show_pairs_what_may_overlap() -> None:
+    ordered = Table.parse("0F0 (0F1;1B0)OVERLAP_F_B (0F2;1B1)OVERLAP_F_B 1B2")
+    issued = Table.parse("0F0 1B0 0F1 0F2 1B2")
+    # The second pair has lost its backward: nothing is trained there.
+    assert pair_up(issued, ordered) == Table.parse("0F0 (0F1;1B0)OVERLAP_F_B 0F2 1B2")
+
+
+def test_show_still_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(folder)]) == 0
+    assert "pp 0  0F0  0F1   .   0B0   .   0B1\n" in capsys.readouterr().out
