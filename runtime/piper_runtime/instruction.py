@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from piper_runtime.errors import InstructionError
 from piper_runtime.mesh import Comm
@@ -71,7 +72,8 @@ class Message:
 
     ``peer`` is a world rank (send, recv), ``root`` the index of a member of the communicator
     (broadcast), ``dim`` a tensor dim (all_gather, reduce_scatter); ``shape`` and ``dtype`` are
-    those of a received tensor; ``in_place`` says that an all_reduce may write its operand.
+    those of a received tensor, and ``buffer`` where a transport puts it; ``in_place`` says that an
+    all_reduce may write its operand.
     """
 
     comm: Comm
@@ -81,6 +83,7 @@ class Message:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     in_place: bool = False
+    buffer: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

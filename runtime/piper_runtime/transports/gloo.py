@@ -1,4 +1,11 @@
-"""One process per rank over gloo, launched by torchrun: one worker thread per stream.
+"""One process per rank over gloo, launched by torchrun: one worker thread per communicator.
+
+The thread that runs the rank program is the compute stream: it executes compute when it comes to
+it, and hands messages and collectives to their workers, with buffers for what they receive.
+
+    program   | run F0 | send x0 | recv x1 | run F1 (waits for the recv) | ...
+    pp$0.1             | ... x0 ... |
+    pp$1.0                       | ...... x1 ..... |
 
 Every communicator is a process group of its own, made in manifest order on every rank and warmed
 up, so two streams never share one. Data moves as bytes and sums are taken in rank order, so every
@@ -35,10 +42,6 @@ GRACE_SECONDS = 3.0
 Groups = dict[str, dist.ProcessGroup]
 
 
-class _StoppedError(RuntimeError):
-    """Another stream of this rank failed."""
-
-
 class GlooTransport(Transport):
     """The rank of this process; ``timeout`` (seconds) bounds every message and collective.
 
@@ -58,6 +61,7 @@ class GlooTransport(Transport):
         self._queues: dict[str, SimpleQueue[Instruction | None]] = {}
         self._heads: dict[str, Instruction] = {}
         self._changed = threading.Condition()
+        self._waiting = 0  # how many threads wait for a change
         self._pending = 0
         self._failure: BaseException | None = None
 
@@ -79,7 +83,13 @@ class GlooTransport(Transport):
                     self._open(spec.name, members, rank)
 
     def submit(self, instruction: Instruction) -> None:
-        """Hand the instruction to the worker of its stream."""
+        """Execute compute; hand communication to its worker. Raises what went wrong anywhere."""
+        message = instruction.message
+        if message is None:
+            self._compute(instruction)
+            return
+        if instruction.kind == "recv":
+            message.buffer = torch.empty(message.shape, dtype=message.dtype)
         queue = self._queues.get(instruction.stream)
         if queue is None:
             queue = self._start_worker(instruction.stream)
@@ -89,13 +99,7 @@ class GlooTransport(Transport):
 
     def drain(self) -> None:
         """Wait for the workers; raises this rank's failure, or RemoteError with another's."""
-        with self._changed:
-            while self._pending and self._failure is None:
-                if not self._changed.wait(POLL_SECONDS):
-                    self._failure = self._remote_failure()
-                    self._changed.notify_all()
-        if self._failure is not None:
-            raise self._failure
+        self._wait_until(lambda: not self._pending)
 
     def broadcast(self, value: Tensor, *, owner: int) -> Tensor:
         """Return the value of rank ``owner`` on every process."""
@@ -112,7 +116,7 @@ class GlooTransport(Transport):
     def abort(self, error: BaseException) -> None:
         """Publish ``error`` unless another failure was published before; nothing runs after it."""
         self._failure = self._failure or error
-        if self._store is None or isinstance(error, RemoteError | _StoppedError):
+        if self._store is None or isinstance(error, RemoteError):
             return
         report = "".join(traceback.format_exception(error))
         text = f"rank {self.ranks[0]} failed:\n{report}"
@@ -159,15 +163,39 @@ class GlooTransport(Transport):
                 self._pending -= 1
                 self._changed.notify_all()
 
+    def _compute(self, instruction: Instruction) -> None:
+        """Execute an instruction of the compute stream here and now."""
+        self._heads[instruction.stream] = instruction
+        self._wait_for(instruction)
+        try:
+            instruction.execute()
+        except InstructionError as error:
+            self._fail(instruction, error)
+            assert self._failure is not None
+            raise self._failure from error
+        # Whoever begins to wait later sees that the instruction is done.
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
     def _wait_for(self, instruction: Instruction) -> None:
-        """Block until the instruction's events are done, or another stream fails."""
-        if all(event.done for event in instruction.waits):
-            return
+        """Block until the instruction's events are done; raises what fails meanwhile."""
+        for event in instruction.waits:
+            if not event.done:
+                self._wait_until(lambda: all(event.done for event in instruction.waits))
+                return
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        """Block until a condition holds; raises what fails on this rank or another meanwhile."""
         with self._changed:
-            while not all(event.done for event in instruction.waits):
-                if self._failure is not None:
-                    raise _StoppedError
-                self._changed.wait()
+            self._waiting += 1
+            while not holds() and self._failure is None:
+                if not self._changed.wait(POLL_SECONDS) and not holds():
+                    self._failure = self._failure or self._remote_failure()
+                    self._changed.notify_all()
+            self._waiting -= 1
+        if self._failure is not None:
+            raise self._failure
 
     def _execute(self, instruction: Instruction) -> None:
         message = instruction.message
@@ -179,13 +207,14 @@ class GlooTransport(Transport):
         result = _PERFORM[instruction.kind](message, group, *values)
         if message.in_place:
             result = values[0].copy_(result)
+        message.buffer = None
         instruction.store(result)
 
     # Failures.
 
     def _fail(self, instruction: Instruction, error: Exception) -> None:
         """Publish the failure of this stream, or adopt another rank's that came first."""
-        if isinstance(error, _StoppedError):
+        if error is self._failure:
             return
         failure: RuntimeError = InstructionError(f"{instruction.failure(error)}\n{self._stuck()}")
         failure.__cause__ = error.__cause__ if isinstance(error, InstructionError) else error
@@ -234,9 +263,9 @@ def _send(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> N
 
 
 def _recv(message: Message, group: dist.ProcessGroup | None) -> Tensor:
-    value = torch.empty(message.shape, dtype=message.dtype)
-    dist.recv(_as_bytes(value), src=message.peer, group=group)
-    return value
+    assert message.buffer is not None
+    dist.recv(_as_bytes(message.buffer), src=message.peer, group=group)
+    return message.buffer
 
 
 def _all_reduce(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
