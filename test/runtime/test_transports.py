@@ -149,3 +149,16 @@ def test_a_failure_on_one_rank_stops_all_with_its_report(launched: Launched) -> 
         assert "rank 1 (pp 0, dp 1), program_pp0.py:" in report
         assert "chunk embed_F, microbatch 0: IndexError: index out of range" in report
         assert rank == 1 or report.startswith("rank 1 failed:\nTraceback")
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_an_observer_is_told_of_every_instruction(seed: int | None) -> None:
+    transport = LocalTransport(seed=seed)
+    trainer = Trainer(collective_program("float32"), transport=transport)
+    seen: list[tuple[Instruction, int, int]] = []
+    transport.observer = lambda *span: seen.append(span)
+    trainer.outputs("train", {"x": make_input(torch.float32)})
+    assert len(set(map(id, (instruction for instruction, _, _ in seen)))) == len(seen)
+    assert {instruction.rank.home.index for instruction, _, _ in seen} == set(range(NUM_RANKS))
+    assert all(instruction.done and start <= end for instruction, start, end in seen)
+    assert {"input", "all_reduce", "output"} <= {instruction.kind for instruction, _, _ in seen}

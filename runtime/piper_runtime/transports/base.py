@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,29 @@ from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Mesh
 
-__all__ = ["Transport", "rank_order_sum"]
+__all__ = ["Observer", "Transport", "rank_order_sum"]
+
+
+Observer = Callable[[Instruction, int, int], None]
+"""Called when an instruction has finished, with when it started and ended (``perf_counter_ns``).
+
+Streams of one process may call it from threads of their own.
+"""
 
 
 class Transport(ABC):
     """Executes the instructions of the ranks that live in this process.
 
     Life: ``start`` once, then per step ``submit`` in program order and ``drain``. The methods
-    ``broadcast`` and ``gather`` serve the trainer between steps.
+    ``broadcast`` and ``gather`` serve the trainer between steps. ``observer`` is told of every
+    instruction.
     """
 
     name: str
     device: torch.device
     ranks: tuple[int, ...] = ()
     poison: bool = False
+    observer: Observer | None = None
 
     @abstractmethod
     def start(self, manifest: Manifest) -> None:

@@ -167,12 +167,15 @@ class GlooTransport(Transport):
         """Execute an instruction of the compute stream here and now."""
         self._heads[instruction.stream] = instruction
         self._wait_for(instruction)
+        start = time.perf_counter_ns() if self.observer else 0
         try:
             instruction.execute()
         except InstructionError as error:
             self._fail(instruction, error)
             assert self._failure is not None
             raise self._failure from error
+        if self.observer:
+            self.observer(instruction, start, time.perf_counter_ns())
         # Whoever begins to wait later sees that the instruction is done.
         if self._waiting:
             with self._changed:
@@ -199,9 +202,8 @@ class GlooTransport(Transport):
 
     def _execute(self, instruction: Instruction) -> None:
         message = instruction.message
-        if message is None:
-            instruction.execute()
-            return
+        assert message is not None
+        start = time.perf_counter_ns() if self.observer else 0
         values = [operand.get() for operand in instruction.operands]
         group = self._groups.get(message.comm.name)
         result = _PERFORM[instruction.kind](message, group, *values)
@@ -209,6 +211,8 @@ class GlooTransport(Transport):
             result = values[0].copy_(result)
         message.buffer = None
         instruction.store(result)
+        if self.observer:
+            self.observer(instruction, start, time.perf_counter_ns())
 
     # Failures.
 

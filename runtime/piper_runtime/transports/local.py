@@ -12,6 +12,7 @@ queue and its events are done; it is performed when all members have arrived (ca
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -141,6 +142,20 @@ class LocalTransport(Transport):
         return len(arrived) == _num_members(head)
 
     def _fire(self, head: Instruction) -> None:
+        if self.observer is None:
+            self._perform(head)
+            return
+        arrived = [head]
+        if head.message is not None:
+            arrived = list(self._arrived[_rendezvous(head)].values())
+        start = time.perf_counter_ns()
+        self._perform(head)
+        end = time.perf_counter_ns()
+        for member in arrived:
+            self.observer(member, start, end)
+
+    def _perform(self, head: Instruction) -> None:
+        """Execute a head that is ready: alone, or with all members of its communication."""
         if head.message is None:
             operands, results = head.operands, head.results
             head.execute()
