@@ -143,18 +143,18 @@ class LocalTransport(Transport):
 
     def _fire(self, head: Instruction) -> None:
         if self.observer is None:
-            self._perform(head)
+            self._complete(head)
             return
         arrived = [head]
         if head.message is not None:
             arrived = list(self._arrived[_rendezvous(head)].values())
         start = time.perf_counter_ns()
-        self._perform(head)
+        self._complete(head)
         end = time.perf_counter_ns()
         for member in arrived:
             self.observer(member, start, end)
 
-    def _perform(self, head: Instruction) -> None:
+    def _complete(self, head: Instruction) -> None:
         """Execute a head that is ready: alone, or with all members of its communication."""
         if head.message is None:
             operands, results = head.operands, head.results
