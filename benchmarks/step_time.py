@@ -113,7 +113,7 @@ def eager_step(sizes: Sizes, *, compiled: bool) -> Step:
         total = torch.zeros(())
         for part in parts:
             loss = loss_of(model, part) / sizes.microbatches
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         optimizer.step()
         total.item()
