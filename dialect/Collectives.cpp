@@ -7,6 +7,8 @@
 
 #include "dialect/Symbols.h"
 
+#include <set>
+
 using namespace mlir;
 using namespace piper;
 
@@ -29,7 +31,7 @@ static LogicalResult verifyTakesPart(CollectiveOpInterface op) {
   if (at && at->size() != op.getInputs().size())
     return op.emitOpError("expected one coordinate per operand, got ")
            << at->size() << " for " << op.getInputs().size();
-  llvm::SmallDenseSet<int64_t> seen;
+  std::set<int64_t> seen; // unlike a DenseSet takes any number
   for (int64_t coordinate : at.value_or(ArrayRef<int64_t>()))
     if (!seen.insert(coordinate).second)
       return op.emitOpError("expected each coordinate once, got ")

@@ -264,7 +264,30 @@ static void listPlaces(Attribute arg, SmallVectorImpl<ArgAttr> &places) {
       listPlaces(item, places);
 }
 
+/// Checks that the argument which facts call a mask has a flag for each result.
+static LogicalResult verifyMask(TorchOp op) {
+  std::optional<int64_t> mask = op.getFacts().getMask();
+  if (!mask)
+    return success();
+  auto args = op.getArgs().getValue();
+  auto flags = *mask >= 0 && *mask < int64_t(args.size())
+                   ? dyn_cast<ArrayAttr>(args[*mask])
+                   : ArrayAttr();
+  int64_t last = op->getNumResults() - 1;
+  if (auto known = op->getAttrOfType<DenseI64ArrayAttr>("positions"))
+    if (!known.empty())
+      last = *llvm::max_element(known.asArrayRef());
+  if (!flags || !llvm::all_of(flags, llvm::IsaPred<BoolAttr>) ||
+      last >= int64_t(flags.size()))
+    return op.emitOpError("expected argument ")
+           << *mask << " to be a list with a flag for each result, as its "
+           << "facts say";
+  return success();
+}
+
 LogicalResult TorchOp::verify() {
+  if (failed(verifyMask(*this)))
+    return failure();
   SmallVector<ArgAttr> places;
   listPlaces(getArgs(), places);
   for (NamedAttribute entry : getKwargs())

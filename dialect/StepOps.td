@@ -185,7 +185,7 @@ def Piper_ReadOp : Piper_Op<"read",
     [MemoryEffects<[MemRead<Piper_ReadsState>]>, Piper_SymbolUser, Piper_ResultNames]> {
   let summary = "take the value of a state, or of a bucket's slot, at entry";
   let description = [{
-    An update later in the step does not change what was read.
+    An update changes the state in place, so what was read is used before it.
 
     **Constraints**
     - without a slot the symbol is a state; dtype and shape are the state's, the

@@ -15,6 +15,7 @@
 // cannot mismatch or deadlock.
 
 #include "passes/Coordinates.h"
+#include "passes/Cycles.h"
 #include "passes/Passes.h"
 
 #include "dialect/Cells.h"
@@ -73,8 +74,7 @@ private:
     for (Operation &op : cluster.getBlock())
       if (std::optional<Cell> cell = getCell(&op)) {
         cells[*cell].push_back(&op);
-        if (cell->pass != Pass::F)
-          trained.insert(cell->stage);
+        busy.insert({cell->stage, cell->pass});
       }
   }
 
@@ -99,7 +99,7 @@ private:
       auto &row = rows.emplace_back();
       SmallVector<Cell> parsed = *parseCells(text, reason);
       for (const Cell &cell : parsed) {
-        if (isFrozen(cell))
+        if (isIdle(cell))
           continue;
         if (failed(checkCell(schedule, cell, at)))
           return failure();
@@ -113,12 +113,16 @@ private:
     return success();
   }
 
-  /// Whether a cell is the backward of a stage that has none: nothing in it is
-  /// trained, or the step is an evaluation, which takes the forward cells.
-  bool isFrozen(const Cell &cell) {
-    bool evaluates = trained.empty();
-    return cell.pass != Pass::F && !trained.contains(cell.stage) &&
-           (evaluates || cell.pass == Pass::B);
+  /// Whether a cell is a backward pass in which its stage does nothing: nothing
+  /// in it is trained or nothing before it, or the step is an evaluation.
+  bool isIdle(const Cell &cell) {
+    auto runs = [&](Pass pass) {
+      return cells.contains(Cell{cell.stage, pass, cell.microbatch});
+    };
+    bool otherwise =
+        cell.pass == Pass::B ? runs(Pass::I) || runs(Pass::W) : runs(Pass::B);
+    return cell.pass != Pass::F && !otherwise &&
+           !busy.contains({cell.stage, cell.pass});
   }
 
   LogicalResult checkCell(ScheduleOp schedule, const Cell &cell, size_t row) {
@@ -157,9 +161,6 @@ private:
     return sum && sum.getBucketAttr();
   }
 
-  /// Ops that come right before what uses them.
-  bool isPulled(Operation *op) { return !isPushed(op) && !getCell(op); }
-
   void emit(Operation *op) {
     if (!emitted.insert(op).second)
       return;
@@ -191,17 +192,28 @@ private:
     return positions.lookup(op);
   }
 
-  /// Whether everything a cell needs is issued or can be issued with it.
-  Value findMissing(const Cell &cell) {
+  /// Whether an op is issued or can be issued with what uses it, since no cell
+  /// has to come first.
+  bool isAvailable(Operation *op) {
+    return emitted.contains(op) ||
+           (!getCell(op) && llvm::all_of(op->getOperands(), [&](Value operand) {
+             return isAvailable(operand.getDefiningOp());
+           }));
+  }
+
+  /// Whether a value must be issued before the cell of these runs can be.
+  bool isMissing(Value operand, ArrayRef<Operation *> cell) {
+    Operation *maker = operand.getDefiningOp();
+    return !llvm::is_contained(cell, maker) && !isAvailable(maker);
+  }
+
+  bool isReady(const Cell &cell) {
     ArrayRef<Operation *> ops = cells.find(cell)->second;
-    for (Operation *op : ops)
-      for (Value operand : op->getOperands()) {
-        Operation *maker = operand.getDefiningOp();
-        if (!emitted.contains(maker) && !isPulled(maker) &&
-            !llvm::is_contained(ops, maker))
-          return operand;
-      }
-    return {};
+    return llvm::none_of(ops, [&](Operation *op) {
+      return llvm::any_of(op->getOperands(), [&](Value operand) {
+        return isMissing(operand, ops);
+      });
+    });
   }
 
   LogicalResult emitCells() {
@@ -212,7 +224,7 @@ private:
     while (left > 0) {
       size_t before = left;
       for (auto [row, cell] : llvm::zip(rows, next)) {
-        if (cell == row.size() || findMissing(row[cell]))
+        if (cell == row.size() || !isReady(row[cell]))
           continue;
         for (Operation *op : cells.find(row[cell])->second)
           emitWithOperands(op);
@@ -225,20 +237,75 @@ private:
     return success();
   }
 
+  /// A run at the head of a row cannot be issued, because a value is missing
+  /// that a run of another cell makes.
+  struct Wait {
+    Operation *run;
+    Value value;
+    Operation *maker;
+  };
+  /// The row of each cell, and its number in that row.
+  using Places = llvm::DenseMap<Cell, std::pair<size_t, size_t>>;
+
+  /// Shows a shortest cycle of rows. There is one: whatever is left waits for a
+  /// run of a row that is left.
   LogicalResult reportDeadlock(ArrayRef<size_t> next) {
+    Places places;
+    for (auto [row, rowCells] : llvm::enumerate(rows))
+      for (auto [number, cell] : llvm::enumerate(rowCells))
+        places[cell] = {row, number};
+    SmallVector<Wait> waits;
+    for (auto [row, rowCells] : llvm::enumerate(rows))
+      if (next[row] < rowCells.size())
+        collectWaits(rowCells[next[row]], waits);
+    SmallVector<Edge> edges;
+    for (const Wait &wait : waits)
+      edges.push_back({places[*getCell(wait.run)].first,
+                       places[*getCell(wait.maker)].first});
+    Operation *table =
+        cluster.getOrderAttr() ? symbols.lookup(*cluster.getOrder()) : cluster;
     InFlightDiagnostic error =
-        symbols.lookup(*cluster.getOrder())
-            ->emitOpError("deadlocks: every coordinate waits for another");
-    for (auto [at, row] : llvm::enumerate(rows)) {
-      if (next[at] == row.size())
-        continue;
-      const Cell &cell = row[next[at]];
-      Value missing = findMissing(cell);
-      error.attachNote(missing.getLoc())
-          << "coordinate " << at << " stops before cell " << cell.str()
-          << " (number " << next[at] << " of its row), which needs this value";
-    }
+        table->emitOpError("deadlocks: cells wait for each other in a cycle");
+    for (size_t index : findShortestCycle(rows.size(), edges))
+      describe(waits[index], next, places, error);
     return failure();
+  }
+
+  void describe(const Wait &wait, ArrayRef<size_t> next, const Places &places,
+                InFlightDiagnostic &error) {
+    auto run = cast<RunOp>(wait.run), maker = cast<RunOp>(wait.maker);
+    Cell cell = *getCell(run), made = *getCell(maker);
+    auto [from, number] = places.lookup(cell);
+    auto [to, behind] = places.lookup(made);
+    Diagnostic &note = error.attachNote(wait.value.getLoc());
+    note << "coordinate " << from << " stops before " << cell.str()
+         << ", number " << number << " of its row: " << run.getChunkAttr()
+         << " for microbatch " << cell.microbatch << " needs this value of "
+         << maker.getChunkAttr() << " for microbatch " << made.microbatch
+         << ", which coordinate " << to << " runs in " << made.str()
+         << ", number " << behind << " of its row";
+    if (behind > next[to])
+      note << ", behind " << rows[to][next[to]].str();
+  }
+
+  /// Adds everything that the cell at the head of a row waits for.
+  void collectWaits(const Cell &cell, SmallVectorImpl<Wait> &waits) {
+    ArrayRef<Operation *> ops = cells.find(cell)->second;
+    for (Operation *op : ops)
+      for (Value value : op->getOperands())
+        if (isMissing(value, ops))
+          waits.push_back({op, value, findMaker(value.getDefiningOp())});
+  }
+
+  /// A run, not issued yet, that an op which is not available comes from.
+  Operation *findMaker(Operation *op) {
+    while (!getCell(op)) {
+      Value missing = *llvm::find_if(op->getOperands(), [&](Value operand) {
+        return !isAvailable(operand.getDefiningOp());
+      });
+      op = missing.getDefiningOp();
+    }
+    return op;
   }
 
   void splice() {
@@ -275,7 +342,7 @@ private:
 
   ClusterOp cluster;
   SymbolTable &symbols;
-  llvm::SmallDenseSet<int64_t> trained; // stages with a backward
+  llvm::DenseSet<std::pair<int64_t, Pass>> busy; // stages and what they run
   llvm::MapVector<Cell, SmallVector<Operation *>> cells;
   std::vector<SmallVector<Cell>> rows;
   llvm::DenseMap<Operation *, size_t> missing;

@@ -18,6 +18,46 @@ class Piper_Pass<string flag> : Pass<flag, "::mlir::ModuleOp"> {
 // L1 to L2
 //===----------------------------------------------------------------------===//
 
+def RematPass : Piper_Pass<"piper-remat"> {
+  let summary = "Compute values again in pass B instead of keeping them";
+  let description = [{
+    *Before*: a captured step. *After*: ops of pass F whose results are not kept
+    stand again in pass B of their chunk, each right before its first use, and pass
+    B uses those. No op is marked `recompute` any more: the marks had their effect.
+
+    The policy of each chunk is what a `do.remat` directive says, and `min_cut`
+    where none does:
+
+    | policy | computed again are |
+    |---|---|
+    | `min_cut` | ops that are not heavy, so that the fewest bytes are kept |
+    | `full` | all ops |
+    | `save` | none |
+    | all | ops that the model marks (`torch.utils.checkpoint`) |
+
+    Only pure ops are computed again, so that results stay equal to the last bit:
+    what random and mutating ops make is kept under every policy. States, inputs,
+    preambles and tangents cost nothing; a value of another chunk costs its bytes,
+    as it must stay until pass B. An op that is not marked but uses what a marked
+    op makes is kept, as torch keeps what leaves a checkpoint.
+
+    *Fails* if a directive selects no chunk that has a backward pass, if one of its
+    `ops` matches nothing, and if two directives disagree about a chunk.
+
+    ```mlir
+    %h = torch "aten.mm.default"(%x, %w) facts <pure, flops = 4096, heavy> tag <"layer.0" F> : (!x, !w) -> !h
+    %y = torch "aten.gelu.default"(%h) facts <pure, flops = 64> tag <"layer.0" F> : (!h) -> !h
+    // before: both are kept
+    %d = torch "aten.gelu_backward.default"(%dy, %h) facts <pure, flops = 64> tag <"layer.0" B> : (!h, !h) -> !h
+    %g = torch "aten.mm.default"(%dz, %y) facts <pure, flops = 4096, heavy> tag <"layer.0" B> : (!z, !h) -> !w
+    // after: only %h is kept
+    %d = torch "aten.gelu_backward.default"(%dy, %h) facts <pure, flops = 64> tag <"layer.0" B> : (!h, !h) -> !h
+    %y2 = torch "aten.gelu.default"(%h) facts <pure, flops = 64> tag <"layer.0" B> : (!h) -> !h
+    %g = torch "aten.mm.default"(%dz, %y2) facts <pure, flops = 4096, heavy> tag <"layer.0" B> : (!z, !h) -> !w
+    ```
+  }];
+}
+
 def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
   let summary = "Turn a captured step into runs of chunks that launch kernels";
   let description = [{
@@ -149,8 +189,8 @@ def OrderCellsPass : Piper_Pass<"piper-order-cells"> {
   let description = [{
     *After*: phase `ordered`: each coordinate runs the cells of its row; sums of
     gradients are accumulations. An evaluation runs the forward cells. *Fails* if
-    cells and runs do not match, or rows wait for each other: each stuck coordinate
-    is shown with the cell it stops at and what is missing.
+    cells and runs do not match, or rows wait for each other: a shortest cycle is
+    shown, each cell with the value that it waits for and where that would be made.
   }];
 }
 
@@ -174,18 +214,33 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     | from phase | holds |
     |---|---|
     | unrolled | every chunk of the step but preambles runs once per microbatch, at its home |
+    | unrolled | a run takes what the step gives to the run of its chunk, for its microbatch |
     | unrolled | every contribution to a gradient is summed once, into its own bucket |
     | connected | operands arise at the coordinate that uses them |
     | reduced | every optimized state is updated once per holder, with its own gradient; all holders take one sum; no other state is updated |
+    | reduced | counts, losses and the norm are sums of every microbatch, or every gradient, once; every loss and the norm are reported |
     | ordered | F comes before B or I, and I before W; accumulations continue each other |
 
     Of every program: an instruction waits for what other streams made or still
-    read; what is freed or accumulated onto is not used again; a buffer is
-    taken behind the last free. Of the programs of one cluster: there is one per
-    coordinate; both ends of a communicator issue the same messages and
-    collectives in one order; and no instructions wait for each other in a cycle,
-    which would be a deadlock: the cycle is shown, link by link.
+    read; what is freed or overwritten is not used again; a buffer is taken behind
+    the last free. Of the programs of one cluster: there is one per coordinate;
+    both ends of a communicator issue the same messages and collectives in one
+    order, each of the same value; no instructions wait for each other in a cycle,
+    which would be a deadlock: the cycle is shown, link by link; and what the
+    cluster has at a coordinate occurs in its program once, in the cluster's order
+    along compute and each communicator, on the same values.
+
+    No collective is conditional, since programs have no control flow.
   }];
+  let options = [
+    Option<"singleQueue", "single-queue", "bool", /*default=*/"false",
+           "Also check that programs finish where all communication of a rank "
+           "shares one queue; communicators that join the same coordinates are "
+           "then issued in one order on all of them.">,
+    Option<"maxCommunicators", "max-communicators", "unsigned", /*default=*/"0",
+           "The most communicators that a coordinate may be a member of; 0 means "
+           "any number.">
+  ];
 }
 
 #endif // PIPER_PASSES_PASSES

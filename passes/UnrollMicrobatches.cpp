@@ -55,6 +55,8 @@ public:
   }
 
   LogicalResult run() {
+    if (failed(checkTotals()))
+      return failure();
     builder.setInsertionPointAfter(step);
     auto cluster = ClusterOp::create(
         builder, step.getLoc(),
@@ -79,6 +81,15 @@ public:
   }
 
 private:
+  /// What is summed over microbatches is made in each of them.
+  LogicalResult checkTotals() {
+    for (Operation &op : step.getBlock())
+      if (isa<SumOp, OutputOp>(op) && !op.getOperand(0).getDefiningOp<RunOp>())
+        return op.emitOpError("expected the sum of what a run makes in every "
+                              "microbatch, got another value");
+    return success();
+  }
+
   int64_t numMicrobatches() { return *step.getMicrobatches(); }
 
   ChunkOp getChunk(RunOp run) {

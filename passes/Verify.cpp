@@ -19,6 +19,8 @@ namespace piper {
 namespace {
 
 class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
+  using VerifyPassBase::VerifyPassBase;
+
   void runOnOperation() override {
     markAllAnalysesPreserved();
     SymbolTable symbols(getOperation());
@@ -29,23 +31,48 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
   LogicalResult verifyClusters(SymbolTable &symbols) {
     for (auto cluster : getOperation().getOps<ClusterOp>())
       if (failed(verifyCluster(cluster, symbols)) ||
-          failed(verifyGradients(cluster, symbols)))
+          failed(verifyGradients(cluster, symbols)) ||
+          failed(verifyDataflow(cluster, symbols)) ||
+          failed(verifyReports(cluster, symbols)))
         return failure();
     return success();
   }
 
   LogicalResult verifyPrograms(SymbolTable &symbols) {
     llvm::MapVector<Attribute, SmallVector<ProgramOp>> byCluster;
+    for (auto cluster : getOperation().getOps<ClusterOp>())
+      if (cluster.getPhase() == Phase::Lowered)
+        byCluster[FlatSymbolRefAttr::get(cluster.getSymNameAttr())];
     for (auto program : getOperation().getOps<ProgramOp>()) {
       if (failed(verifyProgram(program)))
         return failure();
       byCluster[program.getOfAttr()].push_back(program);
     }
-    for (auto &entry : byCluster)
-      if (failed(verifyMessages(entry.second, symbols)) ||
-          failed(verifyProgress(entry.second)))
+    if (maxCommunicators > 0 &&
+        failed(verifyCommunicatorCount(getOperation(), maxCommunicators)))
+      return failure();
+    for (auto &[name, programs] : byCluster)
+      if (failed(verifyTogether(symbols.lookup<ClusterOp>(
+                                    cast<FlatSymbolRefAttr>(name).getValue()),
+                                programs, symbols)))
         return failure();
     return success();
+  }
+
+  /// Checks the programs of one cluster, which may be null.
+  LogicalResult verifyTogether(ClusterOp cluster, ArrayRef<ProgramOp> programs,
+                               SymbolTable &symbols) {
+    if (programs.empty())
+      return emitContainerError(cluster)
+             << "expected programs of a lowered cluster, got none";
+    if (failed(verifyMessages(programs, symbols)) ||
+        failed(verifyProgress(programs, /*singleQueue=*/false)))
+      return failure();
+    if (singleQueue && (failed(verifyIssueOrder(programs)) ||
+                        failed(verifyProgress(programs, singleQueue))))
+      return failure();
+    return success(!cluster ||
+                   succeeded(verifyProjection(cluster, programs, symbols)));
   }
 };
 

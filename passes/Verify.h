@@ -9,6 +9,7 @@
 #define PIPER_PASSES_VERIFY_H
 
 #include "dialect/Piper.h"
+#include "mlir/IR/BuiltinOps.h"
 #include "llvm/ADT/MapVector.h"
 
 #include <map>
@@ -25,6 +26,15 @@ mlir::LogicalResult verifyCluster(ClusterOp cluster,
 mlir::LogicalResult verifyGradients(ClusterOp cluster,
                                     mlir::SymbolTable &symbols);
 
+/// Runs, which are those of the cluster's step, take what the step says.
+mlir::LogicalResult verifyDataflow(ClusterOp cluster,
+                                   mlir::SymbolTable &symbols);
+
+/// Counts and losses are sums over every microbatch, the norm is of every
+/// gradient; losses and norm are reported.
+mlir::LogicalResult verifyReports(ClusterOp cluster,
+                                  mlir::SymbolTable &symbols);
+
 /// In one program, what crosses streams is awaited, and storage is used by
 /// nobody once it is released.
 mlir::LogicalResult verifyProgram(ProgramOp program);
@@ -40,8 +50,32 @@ mlir::LogicalResult verifyMessages(llvm::ArrayRef<ProgramOp> programs,
                                    mlir::SymbolTable &symbols);
 
 /// No instructions of one cluster's programs, whose messages agree, wait for
-/// each other in a cycle.
-mlir::LogicalResult verifyProgress(llvm::ArrayRef<ProgramOp> programs);
+/// each other in a cycle. With `singleQueue` all communication of a rank shares
+/// one queue.
+mlir::LogicalResult verifyProgress(llvm::ArrayRef<ProgramOp> programs,
+                                   bool singleQueue);
+
+/// Communicators that join the same coordinates are issued in one order there.
+mlir::LogicalResult verifyIssueOrder(llvm::ArrayRef<ProgramOp> programs);
+
+/// No coordinate is a member of more communicators than the limit.
+mlir::LogicalResult verifyCommunicatorCount(mlir::ModuleOp module,
+                                            size_t limit);
+
+/// The programs, whose messages agree, do what the cluster says.
+mlir::LogicalResult verifyProjection(ClusterOp cluster,
+                                     llvm::ArrayRef<ProgramOp> programs,
+                                     mlir::SymbolTable &symbols);
+
+/// An error about a cluster or program as a whole, which is not printed along
+/// with it.
+mlir::InFlightDiagnostic emitContainerError(mlir::Operation *op);
+
+/// An instruction in words: `'piper.run' of @a.0$F for microbatch 0`.
+std::string describe(mlir::Operation *op);
+
+/// A result in words: `result 0 of 'piper.run' of @a.0$F for microbatch 0`.
+std::string describe(mlir::Value value);
 
 /// The communicator that an instruction occupies; null for compute.
 mlir::FlatSymbolRefAttr getCommunicator(mlir::Operation *op);

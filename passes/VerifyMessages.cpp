@@ -13,6 +13,8 @@
 
 #include "dialect/Layouts.h"
 
+#include <set>
+
 using namespace mlir;
 
 namespace piper {
@@ -36,25 +38,41 @@ LogicalResult verifyCoordinates(ArrayRef<ProgramOp> programs) {
   ProgramOp any = programs.front();
   MeshOp mesh = findMesh(any);
   int64_t count = mesh ? mesh.getNumCoordinates() : 1;
-  std::vector<ProgramOp> known(count);
+  std::map<int64_t, ProgramOp> known;
   for (ProgramOp program : programs) {
     int64_t at = program.getAt();
     if (at >= count)
-      return program.emitOpError("expected a coordinate below ")
-             << count << ", got " << at;
-    if (known[at]) {
-      InFlightDiagnostic error = program.emitOpError("expected one program at "
-                                                     "coordinate ")
-                                 << at << ", got a second";
-      error.attachNote(known[at].getLoc()) << "the other program is here";
-      return failure();
-    }
-    known[at] = program;
+      return emitContainerError(program)
+             << "expected a coordinate below " << count << ", got " << at;
+    auto [entry, fresh] = known.try_emplace(at, program);
+    if (fresh)
+      continue;
+    InFlightDiagnostic error = emitContainerError(program);
+    error << "expected one program at coordinate " << at << ", got a second";
+    error.attachNote(entry->second.getLoc()) << "the other program is here";
+    return failure();
   }
-  for (int64_t at = 0; at < count; ++at)
-    if (!known[at])
-      return any.emitOpError("expected a program at each of ")
-             << count << " coordinates, got none at " << at;
+  int64_t next = 0; // all below have a program
+  while (known.count(next))
+    ++next;
+  if (next < count)
+    return emitContainerError(any) << "expected a program at each of " << count
+                                   << " coordinates, got none at " << next;
+  return success();
+}
+
+/// What only clusters have is not in programs.
+LogicalResult verifyForm(Operation *op) {
+  if (isa<TransferOp>(op) || op->hasAttr("at"))
+    return op->emitOpError("expected an instruction of this coordinate alone, "
+                           "got what only clusters have");
+  auto collective = dyn_cast<CollectiveOpInterface>(op);
+  if (collective &&
+      (collective.getInputs().size() != 1 || !collective.getEvent()))
+    return op->emitOpError(
+        "expected one operand and an event, as in a program");
+  if (isa<SendOp, RecvOp, CollectiveOpInterface>(op) && !getCommunicator(op))
+    return op->emitOpError("expected to name a communicator");
   return success();
 }
 
@@ -90,6 +108,16 @@ LogicalResult verifyCollective(CollectiveOpInterface op, CommOp comm) {
       << getAt(op);
   error.attachNote(comm.getLoc()) << "the communicator is here";
   return failure();
+}
+
+/// The members of a communicator are distinct.
+LogicalResult verifyMembership(CommOp comm) {
+  std::set<int64_t> members;
+  for (int64_t at : comm.getCoordinates())
+    if (!members.insert(at).second)
+      return comm.emitOpError("expected distinct coordinates, got ")
+             << at << " twice";
+  return success();
 }
 
 /// What has to be equal at all members of a collective, besides its types.
@@ -174,12 +202,18 @@ LogicalResult verifyMessages(ArrayRef<ProgramOp> programs,
                              SymbolTable &symbols) {
   if (failed(verifyCoordinates(programs)))
     return failure();
+  for (ProgramOp program : programs)
+    for (Operation &op : program.getBlock())
+      if (failed(verifyForm(&op)))
+        return failure();
   for (auto &[name, queues] : collectQueues(programs)) {
     Operation *any = queues.begin()->second.front();
     auto comm =
         symbols.lookup<CommOp>(cast<FlatSymbolRefAttr>(name).getValue());
     if (!comm)
       return any->emitOpError("expected a communicator, got ") << name;
+    if (failed(verifyMembership(comm)))
+      return failure();
     for (auto &[at, queue] : queues)
       for (Operation *op : queue) {
         auto collective = dyn_cast<CollectiveOpInterface>(op);

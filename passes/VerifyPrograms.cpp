@@ -38,30 +38,23 @@ struct Place {
   size_t stream, number;
 };
 
-/// Storage that an instruction ends the life of, or overwrites.
-SmallVector<Value> getReleased(Operation *op) {
-  if (auto free = dyn_cast<FreeOp>(op))
-    return llvm::to_vector(free.getValues());
-  auto accumulate = dyn_cast<AccumulateOp>(op);
-  if (accumulate && accumulate.getOnto())
-    return {accumulate.getOnto()};
-  return {};
-}
-
-/// Whether a value lies in a bucket's gradient.
-bool isAccumulated(Value value) {
+/// The accumulation into a bucket's gradient that a value is, perhaps reduced
+/// in place; null for another value.
+AccumulateOp getAccumulation(Value value) {
   while (auto reduction = value.getDefiningOp<AllReduceOp>())
     value = reduction.getInputs().front();
-  return value.getDefiningOp<AccumulateOp>() != nullptr;
+  return value.getDefiningOp<AccumulateOp>();
 }
 
-/// Whether communication takes a new buffer for its result. Gradients in
-/// buckets are reduced in place.
-bool takesBuffer(Operation *op) {
+/// Whether an instruction reduces a bucket's gradient where it lies.
+bool isInPlace(Operation *op) {
   auto reduction = dyn_cast<AllReduceOp>(op);
-  if (reduction && isAccumulated(reduction.getInputs().front()))
-    return false;
-  return isa<RecvOp, CollectiveOpInterface>(op);
+  return reduction && getAccumulation(reduction.getInputs().front());
+}
+
+/// Whether communication takes a new buffer for its result.
+bool takesBuffer(Operation *op) {
+  return isa<RecvOp, CollectiveOpInterface>(op) && !isInPlace(op);
 }
 
 class ProgramVerifier {
@@ -98,8 +91,11 @@ private:
         return failure();
     if (takesBuffer(op) && failed(checkBuffer(op, clock)))
       return failure();
+    if (auto accumulate = dyn_cast<AccumulateOp>(op);
+        accumulate && failed(checkSum(accumulate)))
+      return failure();
     places[op] = {stream, ++clock[stream]};
-    for (Value value : getReleased(op))
+    for (Value value : takeReleased(op))
       if (failed(release(value, op, clock)))
         return failure();
     for (Value result : op->getResults())
@@ -107,6 +103,29 @@ private:
         events[result] = clock;
     noteStep(op, clock);
     return success();
+  }
+
+  /// What an instruction ends the life of: it frees or overwrites its storage.
+  SmallVector<Value> takeReleased(Operation *op) {
+    if (auto free = dyn_cast<FreeOp>(op))
+      return llvm::to_vector(free.getValues());
+    SmallVector<Value> overwritten;
+    Value result = op->getNumResults() ? op->getResult(0) : Value();
+    auto accumulate =
+        isInPlace(op) ? getAccumulation(result) : dyn_cast<AccumulateOp>(op);
+    if (accumulate) {
+      Value &sum = sums[accumulate.getBucketAttr()];
+      if (sum)
+        overwritten.push_back(sum);
+      sum = result;
+    } else if (auto read = dyn_cast<ReadOp>(op)) {
+      values[read.getSymbolAttr()].push_back(result);
+    } else if (auto update = dyn_cast<UpdateOp>(op)) {
+      overwritten = std::exchange(values[update.getBucketAttr()], {});
+      llvm::erase_if(overwritten,
+                     [&](Value value) { return released.contains(value); });
+    }
+    return overwritten;
   }
 
   void noteStep(Operation *op, const Clock &clock) {
@@ -156,6 +175,19 @@ private:
     return failure();
   }
 
+  /// An accumulation continues what its own bucket holds.
+  LogicalResult checkSum(AccumulateOp op) {
+    Value sum = sums.lookup(op.getBucketAttr());
+    if (!op.getOnto() || op.getOnto() == sum)
+      return success();
+    InFlightDiagnostic error =
+        op.emitOpError("expected to continue the sum of ")
+        << op.getBucketAttr() << " so far, got another `onto`";
+    if (sum)
+      error.attachNote(sum.getLoc()) << "the last addition is here";
+    return failure();
+  }
+
   /// Whoever was given the value has finished, and nobody is given it again.
   LogicalResult release(Value value, Operation *op, const Clock &clock) {
     Operation *&end = released[value];
@@ -181,6 +213,8 @@ private:
   llvm::DenseMap<Operation *, Place> places;
   llvm::DenseMap<Value, Clock> events;
   llvm::DenseMap<Value, Operation *> released;
+  llvm::DenseMap<Attribute, Value> sums; // what buckets' gradients hold
+  llvm::DenseMap<Attribute, SmallVector<Value>> values; // read, by bucket
 };
 
 } // namespace

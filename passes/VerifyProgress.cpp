@@ -10,6 +10,9 @@
 // ends of a message, and all members of a collective, are one node: none
 // finishes without the others. The programs finish if and only if this graph
 // has no cycle.
+//
+// On a device that runs one message or collective at a time, all communication
+// of a program is one stream.
 
 #include "passes/Verify.h"
 
@@ -23,7 +26,7 @@ namespace piper {
 
 namespace {
 
-enum class Reason { Stream, Event, Value, Host };
+enum class Reason { Stream, Queue, Event, Value, Host };
 
 /// Instruction `to` waits for instruction `from` of the same program.
 struct Wait {
@@ -56,7 +59,8 @@ private:
 
 class WaitGraph {
 public:
-  explicit WaitGraph(ArrayRef<ProgramOp> programs) {
+  WaitGraph(ArrayRef<ProgramOp> programs, bool singleQueue)
+      : singleQueue(singleQueue) {
     for (ProgramOp program : programs)
       addProgram(program);
     mergeEnds(programs);
@@ -87,15 +91,19 @@ public:
 
   Operation *getOp(unsigned id) const { return ops[id]; }
 
+  /// The place of an instruction in its program.
+  unsigned getNumber(unsigned id) const { return numbers[id]; }
+
 private:
   void addProgram(ProgramOp program) {
     llvm::DenseMap<Attribute, unsigned> last; // by stream
     llvm::DenseMap<Operation *, unsigned> ids;
     std::optional<unsigned> lastHostWait;
-    for (Operation &op : program.getBlock()) {
+    for (auto [number, op] : llvm::enumerate(program.getBlock())) {
       unsigned id = ops.size();
       ids[&op] = id;
       ops.push_back(&op);
+      numbers.push_back(number);
       for (Value operand : op.getOperands())
         waits.push_back({ids[operand.getDefiningOp()], id,
                          isa<EventType>(operand.getType()) ? Reason::Event
@@ -106,9 +114,14 @@ private:
         lastHostWait = id;
         continue;
       }
-      auto [before, fresh] = last.try_emplace(getCommunicator(&op), id);
+      Attribute stream = getCommunicator(&op);
+      bool shares = singleQueue && stream;
+      if (shares)
+        stream = UnitAttr::get(op.getContext());
+      auto [before, fresh] = last.try_emplace(stream, id);
       if (!fresh)
-        waits.push_back({before->second, id, Reason::Stream});
+        waits.push_back(
+            {before->second, id, shares ? Reason::Queue : Reason::Stream});
       before->second = id;
     }
   }
@@ -180,7 +193,9 @@ private:
     return cycle;
   }
 
-  std::vector<Operation *> ops; // of all programs
+  bool singleQueue;
+  std::vector<Operation *> ops;  // of all programs
+  std::vector<unsigned> numbers; // of ops in their programs
   std::vector<Wait> waits;
   std::vector<unsigned> nodeOf; // by instruction
   size_t numNodes = 0;
@@ -190,9 +205,10 @@ private:
 std::vector<Wait> skipAlongStreams(ArrayRef<Wait> cycle) {
   std::vector<Wait> links;
   for (const Wait &wait : cycle) {
-    bool follows = !links.empty() && links.back().reason == Reason::Stream &&
-                   wait.reason == Reason::Stream &&
-                   links.back().from == wait.to;
+    bool follows =
+        !links.empty() && links.back().reason == wait.reason &&
+        (wait.reason == Reason::Stream || wait.reason == Reason::Queue) &&
+        links.back().from == wait.to;
     if (follows)
       links.back().from = wait.from;
     else
@@ -201,24 +217,12 @@ std::vector<Wait> skipAlongStreams(ArrayRef<Wait> cycle) {
   return links;
 }
 
-/// `'piper.send' of microbatch 0 on @send$0.1`
-std::string describe(Operation *op) {
-  std::string text;
-  llvm::raw_string_ostream os(text);
-  os << "'" << op->getName() << "'";
-  if (auto run = dyn_cast<RunOp>(op))
-    os << " of " << run.getChunkAttr();
-  if (auto mb = op->getAttrOfType<IntegerAttr>("mb"))
-    os << " for microbatch " << mb.getInt();
-  if (Attribute comm = getCommunicator(op))
-    os << " on " << comm;
-  return text;
-}
-
 StringRef explain(Reason reason) {
   switch (reason) {
   case Reason::Stream:
     return "which comes before it on its stream";
+  case Reason::Queue:
+    return "which comes before it in the queue of all communication";
   case Reason::Event:
     return "whose event it lists";
   case Reason::Value:
@@ -231,24 +235,53 @@ StringRef explain(Reason reason) {
 
 } // namespace
 
-LogicalResult verifyProgress(ArrayRef<ProgramOp> programs) {
-  WaitGraph graph(programs);
+InFlightDiagnostic emitContainerError(Operation *op) {
+  return emitError(op->getLoc()) << "'" << op->getName() << "' op ";
+}
+
+std::string describe(Operation *op) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  os << "'" << op->getName() << "'";
+  for (StringRef name :
+       {"chunk", "bucket", "symbol", "input", "name", "loss", "label"})
+    if (Attribute which = op->getAttr(name)) {
+      os << " of " << which;
+      break;
+    }
+  if (auto mb = op->getAttrOfType<IntegerAttr>("mb"))
+    os << " for microbatch " << mb.getInt();
+  if (Attribute comm = getCommunicator(op))
+    os << " on " << comm;
+  return text;
+}
+
+std::string describe(Value value) {
+  auto result = cast<OpResult>(value);
+  return "result " + std::to_string(result.getResultNumber()) + " of " +
+         describe(result.getOwner());
+}
+
+LogicalResult verifyProgress(ArrayRef<ProgramOp> programs, bool singleQueue) {
+  WaitGraph graph(programs, singleQueue);
   std::vector<Wait> cycle = skipAlongStreams(graph.findCycle());
   if (cycle.empty())
     return success();
   ProgramOp program = programs.front();
-  InFlightDiagnostic error =
-      program.emitOpError("expected all programs of ")
-      << program.getOfAttr()
-      << " to finish, got instructions that wait for each other";
+  InFlightDiagnostic error = emitContainerError(program);
+  error << "expected all programs of " << program.getOfAttr() << " to finish";
+  if (singleQueue)
+    error << " where all communication of a rank shares one queue";
+  error << ", got instructions that wait for each other";
   unsigned last = cycle.back().from;
   for (const Wait &wait : cycle) {
     Operation *op = graph.getOp(wait.to);
     error.attachNote(op->getLoc())
-        << "coordinate " << cast<ProgramOp>(op->getParentOp()).getAt() << ": "
-        << describe(op) << (wait.to == last ? "" : ", the other end,")
-        << " waits for " << describe(graph.getOp(wait.from)) << ", "
-        << explain(wait.reason);
+        << "coordinate " << cast<ProgramOp>(op->getParentOp()).getAt()
+        << ", number " << graph.getNumber(wait.to) << ": " << describe(op)
+        << (wait.to == last ? "" : ", the other end,") << " waits for number "
+        << graph.getNumber(wait.from) << ", "
+        << describe(graph.getOp(wait.from)) << ", " << explain(wait.reason);
     last = wait.from;
   }
   return failure();

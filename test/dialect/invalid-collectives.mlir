@@ -452,3 +452,14 @@ piper.chunk @layer.0$F pass = F (%x: !R) {
   %0 = permute %x shift 1 over ["cp"] : !R -> !R
   return
 }
+
+// -----
+
+// Any number may stand for a coordinate; the mesh says later that it has none.
+!r = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual]
+piper.cluster @cluster of @train phase = unrolled mesh = @mesh microbatches = 1 {
+  %x = input "x" mb 0 at 0 : !r
+  // expected-error @+1 {{expected each coordinate once, got 9223372036854775807 twice}}
+  %y, %z = all_reduce %x, %x at [9223372036854775807, 9223372036854775807] over ["dp"] across "pp" : !r, !r -> !r, !r
+}

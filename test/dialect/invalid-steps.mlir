@@ -267,3 +267,13 @@ piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {}
 piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected a schedule, got @order}}
 piper.step @train phase = outlined mesh = @mesh inputs [] dims [] order = @order () {}
+
+// -----
+
+// A mask is a list with a flag for each result.
+!x = tensor<4xf32>
+piper.kernel @norm(%x: !x) -> (!x, !x) {
+  // expected-error @+1 {{expected argument 1 to be a list with a flag for each result, as its facts say}}
+  %0, %1 = torch "aten.native_layer_norm_backward.default"(%x, [true]) facts <pure, mask = 1> : (!x) -> (!x, !x)
+  return %0, %1 : !x, !x
+}

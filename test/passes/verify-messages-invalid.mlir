@@ -272,3 +272,109 @@ piper.program @train$pp1 of @train$cluster at 1 {
   // expected-error @+1 {{expected a communicator over [] that joins other coordinates with 1}}
   %a, %ae = all_reduce %x over [] across "pp" on @reduce.dp$0 after %e : !x -> !x, !piper.event
 }
+
+// -----
+
+// The members are distinct.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+// expected-error @+1 {{expected distinct coordinates, got 0 twice}}
+piper.comm @reduce.pp$0.0 axes [] coordinates [0, 0] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  %a, %ae = all_reduce %x over [] across "pp" on @reduce.pp$0.0 after %e : !x -> !x, !piper.event
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+}
+
+// -----
+
+// Two messages of equal shape, of one microbatch and one direction, as a V has
+// them, are told apart by the value that each carries.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %y = input "y" mb 0 : !x
+  %e = record
+  // expected-note @+1 {{the other end is here}}
+  %s = send %y to 1 mb 0 as "layer.3$B#0" on @send$0.1 after %e : !x
+  %t = send %x to 1 mb 0 as "layer.0$F#0" on @send$0.1 after %e : !x
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+  %e = record
+  // expected-error @+1 {{expected number 0 on @send$0.1 to agree with coordinate 0, which has value "layer.3$B#0", got "layer.0$F#0"}}
+  %x, %r = recv from 0 mb 0 as "layer.0$F#0" on @send$0.1 after %e : !x
+  %y, %f = recv from 0 mb 0 as "layer.3$B#0" on @send$0.1 after %e : !x
+}
+
+// -----
+
+// Programs are of one coordinate: they have halves of messages and collectives.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected an instruction of this coordinate alone, got what only clusters have}}
+  %y = transfer %x from 0 to 1 mb 0 on @pp : !x
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+}
+
+// -----
+
+// Nothing in them says where it runs.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected an instruction of this coordinate alone, got what only clusters have}}
+  output "x" %x at 1 : !x
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+}
+
+// -----
+
+// A collective has an event, for others to wait for.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  // expected-error @+1 {{expected one operand and an event, as in a program}}
+  %a = all_reduce %x over [] across "pp" on @reduce.pp$0.1 after %e : !x -> !x
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+}
+
+// -----
+
+// It lies on a communicator.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected to name a communicator}}
+  %a, %f = all_reduce %x over [] across "pp" : !x -> !x, !piper.event
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+}

@@ -195,3 +195,138 @@ piper.program @train$pp0 of @train$cluster at 0 {
   // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
   output "g" %G : !x
 }
+
+// -----
+
+// A gradient in a bucket is reduced in place: its part of the sum is gone.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %G = accumulate @w$b %x : !x -> !x
+  %e = record
+  // expected-note @+1 {{it is released here}}
+  %R, %f = all_reduce %G over [] across "pp" on @reduce.pp$0.1 after %e : !x -> !x, !piper.event
+  // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
+  output "g" %G after %f : !x
+}
+
+// -----
+
+// Whoever reads that part finishes before the reduction.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %G = accumulate @w$b %x : !x -> !x
+  %e = record
+  // expected-note @+1 {{it is read here}}
+  %s = send %G to 1 mb 0 on @send$0.1 after %e : !x
+  // expected-error @+1 {{expected to wait for a stream that reads what it releases}}
+  %R, %f = all_reduce %G over [] across "pp" on @reduce.pp$0.1 after %e : !x -> !x, !piper.event
+}
+
+// -----
+
+// A bucket holds one sum: the next, which starts from zero, overwrites it.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %G = accumulate @w$b %x : !x -> !x
+  // expected-note @+1 {{it is released here}}
+  %H = accumulate @w$b %x : !x -> !x
+  // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
+  output "g" %G : !x
+}
+
+// -----
+
+// A sum lies in its own bucket.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-note @+1 {{the last addition is here}}
+  %G = accumulate @w$b %x : !x -> !x
+  %H = accumulate @v$b %x : !x -> !x
+  // expected-error @+1 {{expected to continue the sum of @w$b so far, got another `onto`}}
+  %K = accumulate @w$b %x onto %H : !x -> !x
+}
+
+// -----
+
+// An update overwrites what was read of the bucket.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %w = read @w$b slot value : !x
+  // expected-note @+1 {{it is released here}}
+  %u = update @w$b %x optimizer "train:sgd" : !x -> !x
+  // expected-error @+1 {{expected a value that is still there, got operand 0, which was released}}
+  output "w" %w : !x
+}
+
+// -----
+
+// Whoever reads that on another stream finishes before the update.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @reduce.pp$0.1 axes [] coordinates [0, 1] for @pp
+piper.state @w parameter : !x holders [0]
+piper.state @v parameter : !x holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  %w = read @w$b slot value : !x
+  %e = record
+  // expected-note @+1 {{it is read here}}
+  %s = send %w to 1 mb 0 on @send$0.1 after %e : !x
+  // expected-error @+1 {{expected to wait for a stream that reads what it releases}}
+  %u = update @w$b %x optimizer "train:sgd" : !x -> !x
+}

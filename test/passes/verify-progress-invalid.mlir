@@ -14,19 +14,19 @@ piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
 piper.program @train$pp0 of @train$cluster at 0 {
   %f = record
   %y, %r = recv from 1 mb 0 on @send$1.0 after %f : !x
-  // expected-note @+1 {{coordinate 0: 'piper.run' of @a.0$F for microbatch 0 waits for 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
+  // expected-note @+1 {{coordinate 0, number 2: 'piper.run' of @a.0$F for microbatch 0 waits for number 1, 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
   %z = run @a.0$F(%y) mb 0 after %r : (!x) -> !x
   %g = record
-  // expected-note @+1 {{coordinate 0: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for 'piper.run' of @a.0$F for microbatch 0, which makes its operand}}
+  // expected-note @+1 {{coordinate 0, number 4: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for number 2, 'piper.run' of @a.0$F for microbatch 0, which makes its operand}}
   %s = send %z to 1 mb 0 on @send$0.1 after %g : !x
 }
 piper.program @train$pp1 of @train$cluster at 1 {
   %f = record
   %y, %r = recv from 0 mb 0 on @send$0.1 after %f : !x
-  // expected-note @+1 {{coordinate 1: 'piper.run' of @a.0$F for microbatch 0 waits for 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
+  // expected-note @+1 {{coordinate 1, number 2: 'piper.run' of @a.0$F for microbatch 0 waits for number 1, 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
   %z = run @a.0$F(%y) mb 0 after %r : (!x) -> !x
   %g = record
-  // expected-note @+1 {{coordinate 1: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for 'piper.run' of @a.0$F for microbatch 0, which makes its operand}}
+  // expected-note @+1 {{coordinate 1, number 4: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for number 2, 'piper.run' of @a.0$F for microbatch 0, which makes its operand}}
   %s = send %z to 0 mb 0 on @send$1.0 after %g : !x
 }
 
@@ -46,21 +46,21 @@ piper.program @train$pp0 of @train$cluster at 0 {
   %a = input "x" mb 0 : !x
   %f = record
   %y, %r = recv from 1 mb 0 on @send$1.0 after %f : !x
-  // expected-note @+1 {{coordinate 0: 'piper.output' waits for 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
+  // expected-note @+1 {{coordinate 0, number 3: 'piper.output' of "y" waits for number 2, 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
   output "y" %y after %r : !x
   %b = input "x" mb 1 : !x
-  // expected-note @+1 {{coordinate 0: 'piper.record' waits for 'piper.output', which comes before it on its stream}}
+  // expected-note @+1 {{coordinate 0, number 5: 'piper.record' waits for number 3, 'piper.output' of "y", which comes before it on its stream}}
   %g = record
-  // expected-note @+1 {{coordinate 0: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for 'piper.record', whose event it lists}}
+  // expected-note @+1 {{coordinate 0, number 6: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for number 5, 'piper.record', whose event it lists}}
   %s = send %a to 1 mb 0 on @send$0.1 after %g : !x
 }
 piper.program @train$pp1 of @train$cluster at 1 {
   %f = record
   %y, %r = recv from 0 mb 0 on @send$0.1 after %f : !x
-  // expected-note @+1 {{coordinate 1: 'piper.run' of @a.0$F for microbatch 0 waits for 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
+  // expected-note @+1 {{coordinate 1, number 2: 'piper.run' of @a.0$F for microbatch 0 waits for number 1, 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
   %z = run @a.0$F(%y) mb 0 after %r : (!x) -> !x
   %g = record
-  // expected-note @+1 {{coordinate 1: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for 'piper.run' of @a.0$F for microbatch 0, which makes its operand}}
+  // expected-note @+1 {{coordinate 1, number 4: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for number 2, 'piper.run' of @a.0$F for microbatch 0, which makes its operand}}
   %s = send %z to 0 mb 0 on @send$1.0 after %g : !x
 }
 
@@ -80,14 +80,14 @@ piper.program @train$pp0 of @train$cluster at 0 {
   %x = input "x" mb 0 : !x
   %e = record
   %a, %ae = all_reduce %x over [] across "pp" on @r.a after %e : !x -> !x, !piper.event
-  // expected-note @+1 {{coordinate 0: 'piper.all_reduce' on @r.b, the other end, waits for 'piper.all_reduce' on @r.a, which makes its operand}}
+  // expected-note @+1 {{coordinate 0, number 3: 'piper.all_reduce' on @r.b, the other end, waits for number 2, 'piper.all_reduce' on @r.a, which makes its operand}}
   %b, %be = all_reduce %a over [] across "pp" on @r.b after %ae : !x -> !x, !piper.event
 }
 piper.program @train$pp1 of @train$cluster at 1 {
   %x = input "x" mb 0 : !x
   %e = record
   %a, %ae = all_reduce %x over [] across "pp" on @r.b after %e : !x -> !x, !piper.event
-  // expected-note @+1 {{coordinate 1: 'piper.all_reduce' on @r.a, the other end, waits for 'piper.all_reduce' on @r.b, which makes its operand}}
+  // expected-note @+1 {{coordinate 1, number 3: 'piper.all_reduce' on @r.a, the other end, waits for number 2, 'piper.all_reduce' on @r.b, which makes its operand}}
   %b, %be = all_reduce %a over [] across "pp" on @r.a after %ae : !x -> !x, !piper.event
 }
 
@@ -105,17 +105,17 @@ piper.program @train$pp0 of @train$cluster at 0 {
   %n = input "n" mb 0 : !n
   %e = record
   %y, %r = recv from 1 mb 0 on @send$1.0 after %e : !n
-  // expected-note @+1 {{coordinate 0: 'piper.host_wait' waits for 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
+  // expected-note @+1 {{coordinate 0, number 3: 'piper.host_wait' waits for number 2, 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
   %h = host_wait %y after %r : !n -> !piper.sizes
-  // expected-note @+1 {{coordinate 0: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for 'piper.host_wait', which blocks the host}}
+  // expected-note @+1 {{coordinate 0, number 4: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for number 3, 'piper.host_wait', which blocks the host}}
   %s = send %n to 1 mb 0 on @send$0.1 after %e : !n
 }
 piper.program @train$pp1 of @train$cluster at 1 {
   %n = input "n" mb 0 : !n
   %e = record
   %y, %r = recv from 0 mb 0 on @send$0.1 after %e : !n
-  // expected-note @+1 {{coordinate 1: 'piper.host_wait' waits for 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
+  // expected-note @+1 {{coordinate 1, number 3: 'piper.host_wait' waits for number 2, 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
   %h = host_wait %y after %r : !n -> !piper.sizes
-  // expected-note @+1 {{coordinate 1: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for 'piper.host_wait', which blocks the host}}
+  // expected-note @+1 {{coordinate 1, number 4: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for number 3, 'piper.host_wait', which blocks the host}}
   %s = send %n to 0 mb 0 on @send$1.0 after %e : !n
 }

@@ -1,0 +1,556 @@
+// Clusters that count, report or clip by something else than everything, once.
+// RUN: piper-opt %s -split-input-file -verify-diagnostics --piper-verify
+
+// A tangent is that of a loss of the step.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  // expected-error @+1 {{expected a loss of @train, got "other"}}
+  %t = tangent "other" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// It has the step's coefficient.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  // expected-error @+1 {{expected coefficient 5.000000e-01, got 1.000000e+00}}
+  %t = tangent "loss" count %c : !n coeff 1.0 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// It has a count if the step's has.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  // expected-error @+1 {{expected a count, as in @train}}
+  %t = tangent "loss" coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// The count is that of all microbatches.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  // expected-note @+1 {{@train has it here}}
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  // expected-error @+1 {{expected the sum of result 0 of 'piper.run' of @p$P0 over every microbatch once, got none for microbatch 1}}
+  %t = tangent "loss" count %c0 : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// None counts twice.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  // expected-note @+1 {{@train has it here}}
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1, %c1 at 0 : !n -> !n
+  // expected-error @+1 {{expected the sum of result 0 of 'piper.run' of @p$P0 over every microbatch once, got again result 0 of 'piper.run' of @p$P0 for microbatch 1}}
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// Nothing else counts.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  // expected-note @+1 {{@train has it here}}
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %n1 at 0 : !n -> !n
+  // expected-error @+1 {{expected the sum of result 0 of 'piper.run' of @p$P0 over every microbatch once, got result 0 of 'piper.input' of "n" for microbatch 1}}
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// So are losses.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  // expected-note @+1 {{@train has it here}}
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  // expected-error @+1 {{expected the sum of result 1 of 'piper.run' of @a.0$F over every microbatch once, got none for microbatch 1}}
+  output "loss" %a0#1 scale %t at 0 : !s, !s
+}
+
+// -----
+
+// They are scaled by their tangent.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  // expected-error @+1 {{expected the scale that @train gives "loss"}}
+  output "loss" %l scale %s0 at 0 : !s, !s
+}
+
+// -----
+
+// A coordinate reports a loss once.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+  // expected-error @+1 {{expected one output of "loss" at a coordinate, got a second}}
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
+// No loss is left out.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  // expected-note @+1 {{@train has it here}}
+  output "loss" %0#1 scale %t : !s, !s
+}
+// expected-error @+1 {{expected an output of "loss", got none}}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+}
+
+// -----
+
+// What else is reported is the norm.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !s
+  // expected-error @+1 {{expected the sum of squares of gradients, got result 0 of 'piper.input' of "s" for microbatch 0}}
+  output "other" %s0 at 0 : !s
+}
+
+// -----
+
+// The norm is of every gradient.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.state @v parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> (!x, !x) {
+  %g = pack @w$b %x : !x -> !x
+  %h = pack @v$b %x : !x -> !x
+  return %g, %h : !x, !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 2 homes [[0]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1:2 = run @a.0$B(%0) : (!x) -> (!x, !x)
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %x0 = input "x" mb 0 at 0 : !x
+  %a0 = run @a.0$F(%x0) mb 0 at 0 : (!x) -> !x
+  %b0:2 = run @a.0$B(%a0) mb 0 at 0 : (!x) -> (!x, !x)
+  %w0 = accumulate @w$b %b0#0 at 0 : !x -> !x
+  %v0 = accumulate @v$b %b0#1 at 0 : !x -> !x
+  %x1 = input "x" mb 1 at 0 : !x
+  %a1 = run @a.0$F(%x1) mb 1 at 0 : (!x) -> !x
+  %b1:2 = run @a.0$B(%a1) mb 1 at 0 : (!x) -> (!x, !x)
+  %w1 = accumulate @w$b %b1#0 onto %w0 at 0 : !x -> !x
+  %v1 = accumulate @v$b %b1#1 onto %v0 at 0 : !x -> !x
+  %s = sumsq %w1 at 0 : (!x) -> !s
+  // expected-error @+1 {{expected each gradient once in the norm, got none of @v$b}}
+  output "grad_norm" %s at 0 : !s
+  %p = update @w$b %w1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+  %q = update @v$b %v1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+}
+
+// -----
+
+// Each counts once, however many coordinates hold it.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.state @v parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> (!x, !x) {
+  %g = pack @w$b %x : !x -> !x
+  %h = pack @v$b %x : !x -> !x
+  return %g, %h : !x, !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 2 homes [[0]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1:2 = run @a.0$B(%0) : (!x) -> (!x, !x)
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %x0 = input "x" mb 0 at 0 : !x
+  %a0 = run @a.0$F(%x0) mb 0 at 0 : (!x) -> !x
+  %b0:2 = run @a.0$B(%a0) mb 0 at 0 : (!x) -> (!x, !x)
+  %w0 = accumulate @w$b %b0#0 at 0 : !x -> !x
+  %v0 = accumulate @v$b %b0#1 at 0 : !x -> !x
+  %x1 = input "x" mb 1 at 0 : !x
+  %a1 = run @a.0$F(%x1) mb 1 at 0 : (!x) -> !x
+  %b1:2 = run @a.0$B(%a1) mb 1 at 0 : (!x) -> (!x, !x)
+  %w1 = accumulate @w$b %b1#0 onto %w0 at 0 : !x -> !x
+  %v1 = accumulate @v$b %b1#1 onto %v0 at 0 : !x -> !x
+  %s = sumsq %w1, %v1, %w1 at 0 : (!x, !x, !x) -> !s
+  // expected-error @+1 {{expected each gradient once in the norm, got that of @w$b again}}
+  output "grad_norm" %s at 0 : !s
+  %p = update @w$b %w1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+  %q = update @v$b %v1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+}
+
+// -----
+
+// It counts when all of it is there.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.state @v parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> (!x, !x) {
+  %g = pack @w$b %x : !x -> !x
+  %h = pack @v$b %x : !x -> !x
+  return %g, %h : !x, !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 2 homes [[0]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1:2 = run @a.0$B(%0) : (!x) -> (!x, !x)
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %x0 = input "x" mb 0 at 0 : !x
+  %a0 = run @a.0$F(%x0) mb 0 at 0 : (!x) -> !x
+  %b0:2 = run @a.0$B(%a0) mb 0 at 0 : (!x) -> (!x, !x)
+  %w0 = accumulate @w$b %b0#0 at 0 : !x -> !x
+  %v0 = accumulate @v$b %b0#1 at 0 : !x -> !x
+  %x1 = input "x" mb 1 at 0 : !x
+  %a1 = run @a.0$F(%x1) mb 1 at 0 : (!x) -> !x
+  %b1:2 = run @a.0$B(%a1) mb 1 at 0 : (!x) -> (!x, !x)
+  %w1 = accumulate @w$b %b1#0 onto %w0 at 0 : !x -> !x
+  %v1 = accumulate @v$b %b1#1 onto %v0 at 0 : !x -> !x
+  // expected-error @+1 {{expected gradients as updates take them, got result 0 of 'piper.accumulate' of @v$b}}
+  %s = sumsq %w1, %v0 at 0 : (!x, !x) -> !s
+  output "grad_norm" %s at 0 : !s
+  %p = update @w$b %w1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+  %q = update @v$b %v1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+}
+
+// -----
+
+// The norm is reported.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.state @w parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.state @v parameter : !x holders [0] optimization <"train:sgd", clip = 1.0>
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.bucket @v$b [@v] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> (!x, !x) {
+  %g = pack @w$b %x : !x -> !x
+  %h = pack @v$b %x : !x -> !x
+  return %g, %h : !x, !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 2 homes [[0]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1:2 = run @a.0$B(%0) : (!x) -> (!x, !x)
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %x0 = input "x" mb 0 at 0 : !x
+  %a0 = run @a.0$F(%x0) mb 0 at 0 : (!x) -> !x
+  %b0:2 = run @a.0$B(%a0) mb 0 at 0 : (!x) -> (!x, !x)
+  %w0 = accumulate @w$b %b0#0 at 0 : !x -> !x
+  %v0 = accumulate @v$b %b0#1 at 0 : !x -> !x
+  %x1 = input "x" mb 1 at 0 : !x
+  %a1 = run @a.0$F(%x1) mb 1 at 0 : (!x) -> !x
+  %b1:2 = run @a.0$B(%a1) mb 1 at 0 : (!x) -> (!x, !x)
+  %w1 = accumulate @w$b %b1#0 onto %w0 at 0 : !x -> !x
+  %v1 = accumulate @v$b %b1#1 onto %v0 at 0 : !x -> !x
+  %s = sumsq %w1, %v1 at 0 : (!x, !x) -> !s
+  // expected-error @+1 {{expected its norm to be an output, too}}
+  %p = update @w$b %w1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+  %q = update @v$b %v1 norm %s : !s at 0 optimizer "train:sgd" clip 1.0 : !x -> !x
+}
