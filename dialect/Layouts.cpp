@@ -81,3 +81,24 @@ int64_t piper::numElements(ArrayRef<int64_t> shape) {
     count *= size;
   return count;
 }
+
+int64_t piper::getNumBytes(Type type) {
+  auto tensor = cast<RankedTensorType>(type);
+  Type element = tensor.getElementType();
+  int64_t parts = 1;
+  if (auto complex = dyn_cast<ComplexType>(element)) {
+    element = complex.getElementType();
+    parts = 2;
+  }
+  int64_t bits = std::max(8u, element.getIntOrFloatBitWidth());
+  return numElements(tensor.getShape()) * parts * bits / 8;
+}
+
+LayoutAttr piper::mixKinds(ValueRange operands, LayoutAttr replicated) {
+  LayoutAttr layout = replicated;
+  for (AxisKindAttr axis : replicated.getAxes())
+    for (Value operand : operands)
+      if (getKind(operand.getType(), axis.getAxis()) != Kind::Replicated)
+        layout = layout.withKind(axis.getAxis(), Kind::Varying);
+  return layout;
+}

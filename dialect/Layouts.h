@@ -41,6 +41,13 @@ llvm::SmallVector<int64_t> localShape(StateOp state, MeshOp mesh);
 /// Number of elements of a static shape.
 int64_t numElements(llvm::ArrayRef<int64_t> shape);
 
+/// Bytes of a tensor whose shape is static; less than a byte counts as one.
+int64_t getNumBytes(mlir::Type type);
+
+/// What a launch makes of its operands: on each axis of `replicated` replicated
+/// if all of them are, else varying.
+LayoutAttr mixKinds(mlir::ValueRange operands, LayoutAttr replicated);
+
 } // namespace piper
 
 #endif // PIPER_DIALECT_LAYOUTS_H

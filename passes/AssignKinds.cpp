@@ -26,16 +26,6 @@ void setKinds(Value value, LayoutAttr layout) {
   value.setType(withLayout(value.getType(), layout));
 }
 
-/// On each axis replicated if all values are, else varying.
-LayoutAttr mix(ValueRange values, LayoutAttr replicated) {
-  LayoutAttr layout = replicated;
-  for (AxisKindAttr axis : replicated.getAxes())
-    for (Value value : values)
-      if (getKind(value.getType(), axis.getAxis()) != Kind::Replicated)
-        layout = layout.withKind(axis.getAxis(), Kind::Varying);
-  return layout;
-}
-
 /// Assigns kinds within one step and the chunks that it runs.
 class KindAssigner {
 public:
@@ -76,7 +66,7 @@ private:
         setKinds(read.getResult(), replicated);
       else if (auto launch = dyn_cast<LaunchOp>(op))
         for (Value result : launch.getResults())
-          setKinds(result, mix(launch.getInputs(), replicated));
+          setKinds(result, mixKinds(launch.getInputs(), replicated));
     }
     auto returned = cast<ReturnOp>(block.back());
     for (auto [index, result] : llvm::enumerate(run.getResults()))

@@ -108,11 +108,8 @@ static CostAttr getCost(KernelOp kernel) {
     flops += op.getFacts().getFlops();
   auto type = cast<FunctionType>(kernel.getFunctionType());
   for (Type tensor :
-       llvm::concat<const Type>(type.getInputs(), type.getResults())) {
-    auto shaped = cast<RankedTensorType>(tensor);
-    int64_t bits = std::max(8u, shaped.getElementTypeBitWidth());
-    bytes += numElements(shaped.getShape()) * bits / 8;
-  }
+       llvm::concat<const Type>(type.getInputs(), type.getResults()))
+    bytes += getNumBytes(tensor);
   return CostAttr::get(kernel.getContext(), flops, bytes);
 }
 

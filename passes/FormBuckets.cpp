@@ -119,8 +119,8 @@ private:
   int64_t getBytes(ArrayRef<StateOp> members) {
     int64_t bytes = 0;
     for (StateOp state : members)
-      bytes += numElements(localShape(state, mesh)) *
-               std::max(8u, state.getTensorType().getElementTypeBitWidth()) / 8;
+      bytes += getNumBytes(RankedTensorType::get(
+          localShape(state, mesh), state.getTensorType().getElementType()));
     return bytes;
   }
 

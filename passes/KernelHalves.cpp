@@ -11,6 +11,7 @@
 
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
+#include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;
 
@@ -40,12 +41,12 @@ public:
           .results.push_back(index);
   }
 
-  FailureOr<KernelHalves> run() {
+  FailureOr<KernelHalves> run(ArrayRef<int64_t> cotangents) {
     for (int64_t index : halves.first.results)
       addFirst(returned.getValues()[index]);
     for (int64_t index : halves.second.results)
       addSecond(returned.getValues()[index]);
-    if (failed(checkGain()))
+    if (failed(checkGain(cotangents)))
       return failure();
     halves.numPassed = passed.size();
     build(halves.first, first, {}, passed.getArrayRef());
@@ -79,12 +80,19 @@ private:
         addSecond(operand);
   }
 
-  /// A gradient of a state that falls off where a gradient of an input is made
-  /// cannot be put off.
-  LogicalResult checkGain() {
-    for (int64_t index : halves.second.results) {
-      Value value = getRoot(returned.getValues()[index]);
-      if (!passed.contains(value) || first.used.contains(value))
+  /// A gradient that falls off where one for the first half is made cannot be
+  /// put off.
+  LogicalResult checkGain(ArrayRef<int64_t> cotangents) {
+    llvm::DenseSet<Value> gradients;
+    for (int64_t index : cotangents)
+      gradients.insert(block.getArgument(index));
+    for (Operation &op : block)
+      if (llvm::any_of(op.getOperands(), [&](Value operand) {
+            return gradients.contains(operand);
+          }))
+        gradients.insert(op.result_begin(), op.result_end());
+    for (Value value : passed) {
+      if (first.used.contains(value) || !gradients.contains(value))
         continue;
       auto op = value.getDefiningOp<TorchOp>();
       return op.emitOpError("computes gradients of inputs and of states in one "
@@ -194,8 +202,9 @@ private:
 } // namespace
 
 FailureOr<KernelHalves> sliceKernel(KernelOp kernel,
-                                    ArrayRef<int64_t> firstResults) {
-  return Slicer(kernel, firstResults).run();
+                                    ArrayRef<int64_t> firstResults,
+                                    ArrayRef<int64_t> cotangents) {
+  return Slicer(kernel, firstResults).run(cotangents);
 }
 
 } // namespace piper

@@ -28,11 +28,13 @@ struct KernelHalves {
 
 /// Slices `kernel` into what `firstResults` need and the rest. Views are
 /// rebuilt on both sides; an op that computes only the results that a list of
-/// flags asks for is called twice. Fails if another op makes both a result of
-/// the first half and one of the second, because then nothing is gained.
+/// flags asks for is called twice. Fails if another op that depends on one of
+/// the arguments `cotangents` also makes a value that only the second half
+/// uses, because then nothing is gained.
 /// The new kernels stand before `kernel` and have no names yet.
 mlir::FailureOr<KernelHalves> sliceKernel(KernelOp kernel,
-                                          llvm::ArrayRef<int64_t> firstResults);
+                                          llvm::ArrayRef<int64_t> firstResults,
+                                          llvm::ArrayRef<int64_t> cotangents);
 
 } // namespace piper
 

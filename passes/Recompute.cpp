@@ -77,13 +77,6 @@ namespace {
 /// Whether pass B computes the results of an op again.
 enum class Again { No, Maybe, Yes };
 
-/// Bytes of a value's storage.
-int64_t bytesOf(Value value) {
-  auto type = cast<RankedTensorType>(value.getType());
-  int64_t bits = std::max(8u, type.getElementTypeBitWidth());
-  return numElements(type.getShape()) * bits / 8;
-}
-
 /// The op of pass F, of any chunk, that makes a value; or null.
 TorchOp getForwardOp(Value root) {
   auto op = root.getDefiningOp<TorchOp>();
@@ -189,7 +182,7 @@ private:
     unsigned node = entry->second = graph.addNode();
     bool canKeep = getAgain(getForwardOp(root)) != Again::Yes;
     graph.addEdge(node, graph.addNode(),
-                  canKeep ? bytesOf(root) : FlowGraph::unlimited);
+                  canKeep ? getNumBytes(root.getType()) : FlowGraph::unlimited);
     return node;
   }
 

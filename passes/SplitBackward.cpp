@@ -19,6 +19,7 @@
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
+#include "llvm/ADT/DenseSet.h"
 
 #include <map>
 
@@ -37,19 +38,31 @@ struct HalfBody {
   llvm::SmallPtrSet<Value, 16> used;
 };
 
-/// Kernels that were cut, with the results that the first half returns.
-using KernelSlices =
-    std::map<std::pair<Operation *, std::vector<int64_t>>, KernelHalves>;
+/// Kernels that were cut, with the results that the first half returns and the
+/// arguments that are gradients.
+using KernelSlices = std::map<
+    std::tuple<Operation *, std::vector<int64_t>, std::vector<int64_t>>,
+    KernelHalves>;
 
 /// Cuts one chunk.
 class ChunkSplitter {
 public:
-  ChunkSplitter(ChunkOp whole, SymbolTable &symbols, KernelTable &kernels,
+  /// `cotangents` are the operands of the chunk that are gradients.
+  ChunkSplitter(ChunkOp whole, ArrayRef<int64_t> cotangents,
+                SymbolTable &symbols, KernelTable &kernels,
                 KernelSlices &slices)
       : whole(whole), block(whole.getBody().front()), symbols(symbols),
-        kernels(kernels), slices(slices), builder(whole) {}
+        kernels(kernels), slices(slices), builder(whole) {
+    for (int64_t index : cotangents)
+      gradients.insert(block.getArgument(index));
+  }
 
   LogicalResult run() {
+    for (Operation &op : block)
+      if (llvm::any_of(op.getOperands(), [&](Value operand) {
+            return gradients.contains(operand);
+          }))
+        gradients.insert(op.result_begin(), op.result_end());
     for (auto [index, value] :
          llvm::enumerate(block.getTerminator()->getOperands())) {
       bool weight = value.getDefiningOp<PackOp>() != nullptr;
@@ -96,19 +109,27 @@ private:
           return failure();
         own = *cut;
       }
-      input.ops.insert(own);
-      input.used.insert(own->operand_begin(), own->operand_end());
+      needForInput(own);
     }
     return success();
+  }
+
+  void needForInput(Operation *op) {
+    input.ops.insert(op);
+    input.used.insert(op->operand_begin(), op->operand_end());
   }
 
   /// Returns the launch of the first half.
   FailureOr<Operation *> cutLaunch(LaunchOp launch, ArrayRef<int64_t> first) {
     auto kernel = symbols.lookup<KernelOp>(launch.getKernel());
+    std::vector<int64_t> cotangents;
+    for (auto [index, input] : llvm::enumerate(launch.getInputs()))
+      if (gradients.contains(input))
+        cotangents.push_back(index);
     auto [entry, fresh] =
-        slices.try_emplace({kernel.getOperation(), first.vec()});
+        slices.try_emplace({kernel.getOperation(), first.vec(), cotangents});
     if (fresh) {
-      FailureOr<KernelHalves> halves = sliceKernel(kernel, first);
+      FailureOr<KernelHalves> halves = sliceKernel(kernel, first, cotangents);
       if (failed(halves))
         return failure();
       entry->second = *halves;
@@ -123,13 +144,24 @@ private:
     for (auto [half, own] :
          {std::pair(&halves.first, one), std::pair(&halves.second, two)})
       for (auto [index, result] : llvm::enumerate(half->results)) {
-        Value before = launch.getResult(result), after = own.getResult(index);
+        Value before = launch.getResult(result);
+        Value after = withTypeOf(before, own.getResult(index));
         before.replaceAllUsesWith(after);
-        if (input.used.erase(before))
+        if (input.used.erase(before)) {
           input.used.insert(after);
+          needForInput(after.getDefiningOp());
+        }
       }
     launch.erase();
     return one.getOperation();
+  }
+
+  /// A result of a half in the kind that the whole gave it: what a half makes
+  /// of replicated operands alone is the same on all ranks.
+  Value withTypeOf(Value before, Value after) {
+    if (before.getType() == after.getType())
+      return after;
+    return RelabelOp::create(builder, after.getLoc(), before.getType(), after);
   }
 
   LaunchOp launchHalf(LaunchOp launch, const KernelHalf &half,
@@ -140,9 +172,12 @@ private:
     llvm::append_range(inputs, given);
     KernelOp kernel = half.kernel;
     SmallVector<Type> types;
-    Type like = launch.getResult(0).getType();
+    LayoutAttr layout;
+    if (MeshOp mesh = findMesh(whole))
+      if (auto replicated = mesh.getManualLayout(Kind::Replicated))
+        layout = mixKinds(inputs, replicated);
     for (Type type : cast<FunctionType>(kernel.getFunctionType()).getResults())
-      types.push_back(withLayout(type, getLayout(like)));
+      types.push_back(withLayout(type, layout));
     return LaunchOp::create(builder, launch.getLoc(), types,
                             FlatSymbolRefAttr::get(kernel.getSymNameAttr()),
                             inputs, launch.getLabelAttr(),
@@ -219,7 +254,8 @@ private:
   Operation *last = nullptr;                        // the chunk built last
   SmallVector<int64_t> inputResults, weightResults; // of the whole
   HalfBody input, weight;
-  SmallVector<Value> passed; // from input to weight
+  llvm::DenseSet<Value> gradients; // values that depend on a cotangent
+  SmallVector<Value> passed;       // from input to weight
 };
 
 /// The stages whose backward some schedule cuts in two.
@@ -237,6 +273,29 @@ llvm::SmallDenseSet<int64_t> findSplitStages(ModuleOp module,
   return stages;
 }
 
+/// The operands of a chunk that are gradients: where a run takes them from a
+/// tangent or another backward pass. Without a run all are.
+SmallVector<int64_t> findCotangents(ChunkOp chunk, SymbolTable &symbols) {
+  auto module = chunk->getParentOfType<ModuleOp>();
+  for (auto step : module.getOps<StepOp>())
+    for (auto run : step.getBlock().getOps<RunOp>()) {
+      if (run.getChunk() != chunk.getSymName())
+        continue;
+      SmallVector<int64_t> found;
+      for (auto [index, input] : llvm::enumerate(run.getInputs())) {
+        Operation *maker = input.getDefiningOp();
+        auto other = dyn_cast_or_null<RunOp>(maker);
+        if (isa_and_nonnull<TangentOp>(maker) ||
+            (other &&
+             symbols.lookup<ChunkOp>(other.getChunk()).getPass() == Pass::B))
+          found.push_back(index);
+      }
+      return found;
+    }
+  return llvm::to_vector(
+      llvm::seq<int64_t>(chunk.getBody().front().getNumArguments()));
+}
+
 class SplitBackwardPass
     : public impl::SplitBackwardPassBase<SplitBackwardPass> {
   void runOnOperation() override {
@@ -250,7 +309,9 @@ class SplitBackwardPass
     for (auto chunk : llvm::to_vector(module.getOps<ChunkOp>()))
       if (chunk.getPass() == piper::Pass::B &&
           stages.contains(chunk.getStage().value_or(0)) &&
-          failed(ChunkSplitter(chunk, symbols, kernels, slices).run()))
+          failed(ChunkSplitter(chunk, findCotangents(chunk, symbols), symbols,
+                               kernels, slices)
+                     .run()))
         return signalPassFailure();
     eraseUnusedKernels(module);
   }

@@ -77,7 +77,8 @@ public:
       makeSum(sum);
     for (auto output : step.getBlock().getOps<OutputOp>())
       makeOutput(output);
-    return recordHolders();
+    recordHolders();
+    return success();
   }
 
 private:
@@ -265,9 +266,8 @@ private:
     }
   }
 
-  /// Writes on every state where it is used, and checks that a trained state
-  /// gets a gradient at each of these places.
-  LogicalResult recordHolders() {
+  /// Writes on every state where it is used.
+  void recordHolders() {
     for (auto &[bucket, coordinates] : holders) {
       SmallVector<int64_t> sorted = llvm::to_vector(coordinates);
       llvm::sort(sorted);
@@ -281,7 +281,6 @@ private:
         state.setHolders(merged);
       }
     }
-    return success();
   }
 
   StepOp step;

@@ -147,3 +147,44 @@ piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
 piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%d: !x) -> !x { return %d : !x }
 piper.schedule @order axis = "pp" stages = 1 microbatches = 1 ["0F0 0B0"]
 piper.step @train phase = bucketed mesh = @mesh inputs [] dims [] microbatches = 1 order = @order () {}
+
+// -----
+
+// A value of the forward pass that is computed again may be one of several: it
+// does not depend on the cotangent, and is made once, for both halves. Of what is
+// replicated alone a half makes replicated values; they get the kind of the whole.
+
+!x = tensor<4xf32>
+!R = tensor<4xf32, #piper.layout<dp = replicated>>
+!V = tensor<4xf32, #piper.layout<dp = varying>>
+!P = tensor<4xf32, #piper.layout<dp = partial>>
+piper.mesh @mesh [pp = 1 unrolled, dp = 2 manual]
+piper.stream @compute
+piper.state @w parameter : !x
+piper.bucket @w$b [@w] value : !R grad : !P
+piper.kernel @whole(%d: !x, %x: !x) -> (!x, !x) {
+  %0, %1 = torch "aten.frexp.Tensor"(%d) facts <pure> : (!x) -> (!x, !x)
+  %2 = torch "aten.mul.Tensor"(%1, %x) facts <pure> : (!x, !x) -> !x
+  return %0, %2 : !x, !x
+}
+// CHECK: piper.chunk @a.0$B pass = B of @a.0$F
+// CHECK-NEXT: %[[I:.*]]:2 = launch @frexp{{.*}} : (!f32_4_dpR) -> (!f32_4_dpR, !f32_4_dpR)
+// CHECK-NEXT: %[[W:.*]] = launch @mul{{.*}}(%{{.*}}, %[[I]]#1) {{.*}} : (!f32_4_dpV, !f32_4_dpR) -> !f32_4_dpV
+// CHECK-NEXT: %[[DX:.*]] = relabel %[[I]]#0 : !f32_4_dpR -> !f32_4_dpV
+// CHECK-NEXT: %[[C:.*]] = pack @w$b %[[W]]
+// CHECK-NEXT: return %[[DX]], %[[C]]
+// CHECK: piper.chunk @a.0$I
+// CHECK: relabel
+// CHECK: piper.chunk @a.0$W
+piper.chunk @a.0$F pass = F stage = 0 (%x: !V) -> (!V, !V) { return %x, %x : !V, !V }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%d: !R, %x: !V) -> (!V, !P) {
+  %dx, %dw = launch @whole(%d, %x) on @compute : (!R, !V) -> (!V, !V)
+  %c = pack @w$b %dw : !V -> !P
+  return %dx, %c : !V, !P
+}
+piper.schedule @order axis = "pp" stages = 1 microbatches = 1 ["0F0 0I0 0W0"]
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 order = @order (%x: !V) {
+  %r = read @w$b slot value : !R
+  %y:2 = run @a.0$F(%x) : (!V) -> (!V, !V)
+  %d:2 = run @a.0$B(%r, %y#0) : (!R, !V) -> (!V, !P)
+}
