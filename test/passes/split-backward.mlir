@@ -144,6 +144,7 @@ piper.mesh @mesh [pp = 1 unrolled]
 piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
 // CHECK: piper.chunk @a.0$B pass = B of @a.0$F stage = 0
 // CHECK-NOT: piper.chunk
+// CHECK: piper.step
 piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%d: !x) -> !x { return %d : !x }
 piper.schedule @order axis = "pp" stages = 1 microbatches = 1 ["0F0 0B0"]
 piper.step @train phase = bucketed mesh = @mesh inputs [] dims [] microbatches = 1 order = @order () {}
