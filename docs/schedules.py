@@ -24,12 +24,23 @@ def _row(schedule: Schedule) -> tuple[str, ...]:
     times = (result.makespan, result.bubble_makespan, result.bubble_span)
     return (
         schedule.name,
-        "any" if schedule.chunks is None else f"{chunks}p" if share < 1 else "p",
+        "2p, 3p, ..." if schedule.chunks is None else f"{chunks}p" if share < 1 else "p",
         schedule.placement,
-        f">= {schedule.least}p" if schedule.least else "any",
+        _microbatches(schedule),
         *(f"{time:g}" for time in times),
         f"{max(result.peak_chunks_until_W) * share:g}",
     )
+
+
+def _microbatches(schedule: Schedule) -> str:
+    """What their number m must be, and what p must be for any to do."""
+    words = [f">= {schedule.least}p"] if schedule.least else []
+    if schedule.divisor.formula != "1":
+        divisor = schedule.divisor.formula.replace("microbatches", "m").replace("ranks", "p")
+        words.append(f"multiple of {divisor}")
+    if schedule.even_ranks:
+        words.append("p even")
+    return ", ".join(words) or "any"
 
 
 def main() -> None:

@@ -29,6 +29,13 @@ def test_a_home_may_depend_on_the_microbatch() -> None:
     assert Homes.v(2, 4).microbatches is None
 
 
+def test_equal_rows_are_one_row() -> None:
+    homes = Homes(((0, 1, 1, 0),) * 4)
+    assert homes == Homes.v(2, 4)
+    assert (homes.rows, homes.microbatches, str(homes)) == (((0, 1, 1, 0),), None, "v")
+    assert homes.renaming(Homes.listed([1, 0, 0, 1])) == (1, 0)
+
+
 def test_chunks_is_the_most_stages_of_a_rank() -> None:
     assert Homes.listed([0, 1, 1, 1]).chunks == 3
     assert Homes.each(4).chunks == 1

@@ -51,7 +51,7 @@ def sizes(draw: st.DrawFn) -> tuple[str, int, int, int]:
     schedule = SCHEDULES[chosen]
     chunks = draw(chunk_counts(schedule))
     ranks = draw(rank_counts) * (2 if schedule.even_ranks else 1)
-    least = schedule.min_microbatches(ranks, chunks)
+    least = schedule.min_microbatches(ranks)
     microbatches = draw(st.integers(least, least + 24))
     assume(is_defined(schedule, ranks, microbatches, chunks))
     return chosen, ranks, microbatches, chunks
@@ -286,12 +286,32 @@ def test_refuses_numbers(
         homes_of(name, ranks, microbatches, chunks)
 
 
+@given(names, rank_counts, microbatch_counts)
+def test_the_formula_of_a_divisor_is_its_number(name: str, ranks: int, microbatches: int) -> None:
+    divisor = SCHEDULES[name].divisor
+    said = eval(divisor.formula, {"ranks": ranks, "microbatches": microbatches})
+    assert divisor.of(ranks, microbatches) == max(1, said)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("what", ["ranks", "microbatches", "chunks"])
+@pytest.mark.parametrize("wrong", [2.5, "2", True, None])
+def test_refuses_what_is_no_int(name: str, what: str, wrong: Any) -> None:
+    schedule = SCHEDULES[name]
+    counts = {"ranks": 2, "microbatches": 8, "chunks": schedule.chunks or 2, what: wrong}
+    message = re.escape(f"{name} needs an int for {what}, got {wrong!r}")
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        schedule.table(**counts)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        schedule.homes(**counts)
+
+
 @given(names, rank_counts, st.integers(1, 4))
 def test_the_minimum_is_enough_and_no_less_is(name: str, ranks: int, chunks: int) -> None:
     schedule = SCHEDULES[name]
     assume(not (schedule.even_ranks and ranks % 2))
     chunks = schedule.chunks or chunks + 1
-    least = schedule.min_microbatches(ranks, chunks)
+    least = schedule.min_microbatches(ranks)
     assert is_defined(schedule, ranks, least, chunks)
     assert not any(is_defined(schedule, ranks, fewer, chunks) for fewer in range(least))
 

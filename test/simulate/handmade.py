@@ -96,6 +96,7 @@ def facts(
             losses={},
             optimizer=None,
             clip=None,
+            flops={},
         ),
         axis="pp",
         kernels={name: KernelFacts(100, 10, "float32", 0, 0) for name in SECONDS},

@@ -57,7 +57,8 @@ def test_states_gradients_and_the_batch_are_no_activations() -> None:
     assert found.gradients == 10 * 4
     assert found.optimizer == 10 * 8  # a bucket that is not updated has no state
     assert found.batch == 2 * 3 * 4 + 5  # microbatches of x; the mask is there once
-    assert found.peak == 32 + 40 + 80 + 29 + 1000
+    assert (found.temporaries, found.at) == (40, 5)  # alone, a collective copies its operand
+    assert found.peak == 32 + 40 + 80 + 29 + 1000 + 40
 
 
 def test_an_update_needs_room_for_what_it_scales_and_casts() -> None:
@@ -77,6 +78,28 @@ def test_what_is_reduced_in_place_has_no_memory_of_its_own() -> None:
     [gradient] = rows.add("accumulate", value, results=1, bucket="w$b")
     rows.all_reduce(gradient, "all")
     assert memory(rows).live == (1000, 2000, 2000, 2000)
+
+
+def test_a_collective_works_on_copies() -> None:
+    """Of 40 bytes over three data-parallel ranks at two coordinates: six parts of 7 bytes."""
+    first, second = Rows(), Rows()
+    for rows in (first, second):
+        [gradient] = rows.add("read", results=1, symbol="w$b", slot="grad")
+        rows.all_reduce(gradient, "all")
+    program = facts(first, second, buckets=[BUCKET, FROZEN], dp=3)
+    found = run(program).memory[0]
+    assert (found.activations, found.temporaries, found.at) == (0, 2 * 42 + 7, 1)
+
+
+def test_the_copy_that_is_the_result_is_no_temporary() -> None:
+    first, second = Rows(), Rows()
+    for rows in (first, second):
+        rows.all_reduce(rows.run(BIG.name), "all")
+    found = run(facts(first, second, chunks=[BIG])).memory[0]
+    assert (found.activations, found.temporaries) == (2000, 500 + 500 + 500 + 500 + 500 - 1000)
+    alone = Rows()
+    alone.all_reduce(alone.run(BIG.name), "all")
+    assert run(facts(alone, chunks=[BIG])).memory[0].temporaries == 0
 
 
 def test_an_unknown_optimizer_stays_unknown() -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from compiled_mlp import compiled
+from handmade import Rows, chunk, facts, run
 from piper.cli import main
+from piper.cli.report import program_report
 from piper.cli.show import pair_up
 from piper.schedules import Table, generate
 from piper.simulate import Profile, ProgramFacts
+from piper.simulate.views import program_timeline
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +117,49 @@ def test_a_table_and_its_pictures(say: Any, tmp_path: Path) -> None:
     assert any(e["name"] == "PP:1W3" for e in json.loads(trace.read_text())["traceEvents"])
 
 
+def test_what_a_table_lacks_is_said(say: Any, tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("0F0,0I0,0F1\n1F0,1I0,\n")
+    assert [line for line in say(file).splitlines() if line.startswith("incomplete")] == [
+        "incomplete: no W after 0I0 1I0",
+        "incomplete: no B, or I and W after 0F1",
+        "incomplete: no 1F1",
+    ]
+    file.write_text("0F0,0F1,0F2,0F3\n1F0,1F1,1F2,1F3\n")
+    assert "\nincomplete: no B, or I and W after 0F0 1F0 0F1 1F1 ... 1F3 (8)\nmakespan" in say(file)
+    assert "incomplete" not in say("ZBH1", "--ranks", 2, "--microbatches", 4)
+
+
+def test_a_ragged_table_is_read_if_asked(say: Any, refused: Any, tmp_path: Path) -> None:
+    file = tmp_path / "torch.csv"
+    file.write_text("0F0,,,0B0\n,1F0,1B0\n")
+    assert "row 1 expected 4 cells, as row 0 has, got 3; Table.read_csv(path, rag" in refused(file)
+    assert "--ragged of piper simulate" in refused(file)
+    assert "makespan 6, busy 3\n" in say(file, "--ragged")
+
+
+def overlap(*programs: Rows) -> str:
+    """What the report says of programs that follow each other."""
+    chunks = [chunk("one"), chunk("ten", stage=1)]
+    simulation = run(facts(*programs, chunks=chunks, ways=["0.1", "1.0"]))
+    lines = program_report(simulation, program_timeline(simulation), None)
+    return next(line for line in lines if line.startswith("from step to step")).partition(": ")[2]
+
+
+def test_why_steps_do_not_overlap() -> None:
+    first, second = Rows(), Rows()
+    first.send(first.run("one.0$F"), "0.1", after=[first.record()])
+    value, event = second.recv("0.1")
+    result = second.run("ten.1$F", value, after=[event])
+    assert overlap(first, second) == "steps overlap by 1s"
+    second.output(result)
+    because = "steps do not overlap, since "
+    assert overlap(first, second) == because + "all ranks wait for the loss of pp 1"
+    alone = Rows()
+    alone.output(alone.run("one.0$F"))
+    assert overlap(alone) == because + "a rank runs from the first start to the last end"
+
+
 def test_a_program_by_a_roofline(say: Any, folder: Path, tmp_path: Path) -> None:
     options = ("--device", "H100", "--link", "nvlink", "--link", "dp=infiniband")
     said = say(folder, *options, "--optimizer-bytes", 8, "--gantt", tmp_path / "out.png")
@@ -164,6 +210,13 @@ SIZES = ("--ranks", "2", "--microbatches", "2")
         (("1F1B", *SIZES, "--cost", "F=x"), "--cost of F expected numbers, got 'x'"),
         (("1F1B", *SIZES, "--cost", "pair=1:2"), "--cost of pair expected one number, got 1.0:2.0"),
         (("1F1B", *SIZES, "--cost", "F=-1"), "cost of F must be finite and at least 0, got -1.0"),
+        (("1F1B", *SIZES, "--cost", "F=1,F=2"), "--cost expected F once, got 'F=1,F=2'"),
+        (
+            ("1F1B", *SIZES, "--cost", "F=1:2:3"),
+            "costs of F must be of 2 stages, got (1.0, 2.0, 3.0)",
+        ),
+        (("1F1B", *SIZES, "--latency", "nan"), "latency must be finite and at least 0, got nan"),
+        (("1F1B", *SIZES, "--ragged"), "--ragged expected a file, got 1F1B"),
         (("1F1B", *SIZES, "--gantt", "x.pdf"), "a Gantt chart must be a file .svg or .png"),
         (("1F1B", *SIZES, "--gantt", "no/x.svg"), "--gantt expected a file in a directory that"),
         (("1F1B", *SIZES, "--trace", "no/x.json"), "--trace expected a file in a directory that"),
@@ -192,6 +245,7 @@ def test_wrong_words_about_tables(
         (("--link", "pcie4", "--profile", "no.json"), "--profile expected a file, got no.json"),
         (("--link", "pcie4", "--measure", "no/x.json"), "--measure expected a file in a directory"),
         (("--link", "pcie4", "--ranks", "2"), "--ranks expected a schedule, got"),
+        (("--link", "pcie4", "--ragged"), "--ragged expected a schedule, got"),
         (("--link", "nvlink", "--device", "cpu"), "unknown link 'nvlink'"),
         (
             ("--link", "pcie4", "--device", "h100", "--efficiency", "0"),

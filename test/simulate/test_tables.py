@@ -77,7 +77,7 @@ def make_case(name: str, seed: int) -> Case:
     schedule = SCHEDULES[name]
     ranks = choice.choice((2, 4) if schedule.even_ranks else (2, 3, 4))
     chunks = schedule.chunks or choice.choice((2, 3))
-    least = schedule.min_microbatches(ranks, chunks)
+    least = schedule.min_microbatches(ranks)
     microbatches = 2 * ranks * choice.choice((1, 2)) + choice.choice((0, 1))
     microbatches = max(least, microbatches)
     microbatches -= microbatches % schedule.divisor.of(ranks, microbatches)
@@ -214,9 +214,23 @@ def test_rows_that_wait_for_each_other_are_shown(latency: float) -> None:
     assert ">0B0<" in str(caught.value)
 
 
-def test_latency_is_not_negative() -> None:
-    with pytest.raises(ValueError, match=r"latency must be at least 0, got -1"):
-        simulate(Table.parse("0F0"), Costs.uniform(), latency=-1)
+def test_a_circle_is_shown_in_the_table_as_given() -> None:
+    with pytest.raises(ValueError, match="rank 0, step 2: 0B0 waits for 1B0") as caught:
+        simulate(Table.parse("0F0 0SEND_F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1"), Costs.uniform())
+    assert "0SEND_F0 >0B0<" in str(caught.value)
+
+
+@pytest.mark.parametrize("latency", [-1.0, float("nan"), float("inf")])
+def test_latency_is_finite_and_not_negative(latency: float) -> None:
+    with pytest.raises(ValueError, match=f"latency must be finite and at least 0, got {latency}"):
+        simulate(Table.parse("0F0"), Costs.uniform(), latency=latency)
+
+
+def test_costs_are_of_as_many_stages_as_there_are() -> None:
+    table = Table.parse("0F0 0B0\n1F0 1B0")
+    with pytest.raises(ValueError, match=r"costs of F must be of 2 stages, got \(1, 2, 3\)"):
+        simulate(table, Costs.per_stage([1, 2, 3]))
+    assert simulate(table, Costs.per_stage([1, 2])).makespan == 7
 
 
 def test_communication_alone_is_not_a_table() -> None:

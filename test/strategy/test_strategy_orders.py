@@ -238,6 +238,18 @@ REFUSED: dict[str, tuple[int, list[Directive], int, str]] = {
         2,
         "(?s)rank 0, step 1: these wait for each other in a circle:.*1B0 comes after 1F1.*>0B0<",
     ),
+    "circle with idle cells": (
+        2,
+        [place(stages=2), order(Table.parse([". 0F0 . 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"]))],
+        2,
+        "(?s)rank 0, step 3: these wait for each other .*rank 0, step 4: 0F1 comes after.*>0B0<",
+    ),
+    "a pass after idle cells": (
+        2,
+        [place(stages=2), order(Table.parse([". . 0F0 0B0 0F1", "1F0 1B0"]))],
+        1,
+        "(?s)rank 0, step 4: 0F1 expected a microbatch below 1.* [.] .*>0F1<",
+    ),
     "communication": (
         2,
         [place(stages=2), order(Table.parse(["0F0 0SEND_F0 0B0", "1F0 1B0"]))],
@@ -275,5 +287,13 @@ def test_a_function_must_return_rows() -> None:
 
 def test_a_file_is_read_when_the_order_is_made(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0\n")
-    with pytest.raises(ValueError, match="rank 1, step 1: row 1 expected 2 cells"):
+    with pytest.raises(ValueError, match="rank 1, step 1: row 1 expected 2 cells") as refusal:
         order(tmp_path / "mine.csv")
+    assert "Table.read_csv(path, ragged=True)" in str(refusal.value)
+
+
+def test_a_ragged_file_is_read_as_its_refusal_says(tmp_path: Path) -> None:
+    path = tmp_path / "torch.csv"
+    path.write_text("0F0,,,0B0\n,1F0,1B0\n")
+    strategy = make(2, place(stages=2), order(Table.read_csv(path, ragged=True)), microbatches=1)
+    assert strategy.table == Table.parse("0F0 0B0\n1F0 1B0")

@@ -67,6 +67,26 @@ def test_one_stage_accumulates_gradients() -> None:
     assert strategy.table.lines() == ("0F0 0B0 0F1 0B1",)
 
 
+LAYOUT: dict[str, Any] = {"layout": "Ett|tL", "letters": {"E": "first", "t": "layer", "L": "last"}}
+
+
+@pytest.mark.parametrize(
+    ("places", "sizes"),
+    [
+        ([place(stages=2), place(stages=[3, 3])], [3, 3]),
+        ([place(stages=2), place(**LAYOUT)], [3, 2]),
+        ([place(stages=[3, 2]), place(**LAYOUT), place(stages=2)], [3, 2]),
+    ],
+)
+def test_places_add_up(places: list[Directive], sizes: list[int]) -> None:
+    """One says how many stages there are, another how large; all then say so to the compiler."""
+    for said in (places, places[::-1]):
+        strategy = Strategy(mesh={"pp": 2}, directives=[*said, ORDER])
+        assert strategy.num_stages == 2
+        clause = f'place <all> stages = 2 axis = "pp" sizes {sizes} loc'
+        assert strategy.ir().count(clause) == len(places)
+
+
 def test_table_of_the_user_loses_its_idle_cells() -> None:
     table = Table.parse(["0F0 . . 0B0", ". 1F0 1B0 ."])
     strategy = Strategy(mesh={"pp": 2}, directives=[PLACE, order(table)])
@@ -181,6 +201,21 @@ CONFLICTS: list[tuple[Directive, Directive, str]] = [
         place(stages=2, coordinates="each"),
         place(stages=2, coordinates=[1, 0]),
         r"place sets the coordinates of 'pp' to \[1, 0\], but .* sets it to each",
+    ),
+    (
+        place(stages=2),
+        place(stages=3),
+        "place sets the number of stages on 'pp' to 3, but .* sets it to 2",
+    ),
+    (
+        place(stages=[3, 3]),
+        place(stages=[2, 4]),
+        r"place sets the sizes of stages on 'pp' to \(2, 4\), but .* sets it to \(3, 3\)",
+    ),
+    (
+        place(layout="E|tt", letters={"E": "first", "t": "layer"}),
+        place(stages=[2, 1]),
+        r"place sets the sizes of stages on 'pp' to \(2, 1\), but .* sets it to \(1, 2\)",
     ),
     (
         replicate(),

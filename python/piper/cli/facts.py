@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from piper.emit.dump import read_programs
-from piper.emit.symbols import Symbols, name_of
+from piper.emit.symbols import Symbols
 from piper.mlir import ir
 from piper.schedules import Table
+from piper.simulate.facts import ChunkFacts, KernelFacts, name_place, read_chunks, read_kernels
 
-__all__ = ["ChunkFacts", "Facts"]
-
-_FLOPS = re.compile(r"flops = (\d+)")
-
-
-@dataclass(frozen=True)
-class ChunkFacts:
-    """A chunk: its symbol, stage and pass, and the kernels of its launches, in order."""
-
-    name: str
-    stage: int | None
-    pass_: str
-    kernels: tuple[str, ...]
+__all__ = ["Facts"]
 
 
 class Facts:
@@ -38,21 +25,17 @@ class Facts:
 
     def place(self, coordinate: int) -> str:
         """Return ``pp 0``, or ``all ranks`` without an unrolled axis."""
-        return f"{self.symbols.axis} {coordinate}" if self.symbols.axis else "all ranks"
+        return name_place(self.symbols.axis, coordinate)
 
     @cached_property
-    def flops(self) -> dict[str, int]:
-        """FLOPs of each kernel."""
-        found = {}
-        for kernel in self.symbols.all("kernel"):
-            match = _FLOPS.search(str(kernel.attributes.get("cost")))
-            found[name_of(kernel)] = int(match[1]) if match else 0
-        return found
+    def kernels(self) -> dict[str, KernelFacts]:
+        """Every kernel by symbol."""
+        return read_kernels(self.symbols)
 
     @cached_property
     def chunks(self) -> dict[str, ChunkFacts]:
         """Every chunk by symbol."""
-        return {name: _chunk_facts(name, op) for name, op in self.symbols.chunks.items()}
+        return read_chunks(self.symbols, self.kernels)
 
     @cached_property
     def homes(self) -> dict[int, set[int]]:
@@ -100,17 +83,3 @@ class Facts:
         }
         # A cell runs the chunks of its stage one by one.
         return Table.parse(" ".join(dict.fromkeys(cells)) for _, cells in sorted(rows.items()))
-
-
-def _chunk_facts(name: str, chunk: ir.Operation) -> ChunkFacts:
-    stage = chunk.attributes.get("stage")
-    return ChunkFacts(
-        name=name,
-        stage=None if stage is None else ir.IntegerAttr(stage).value,
-        pass_=name.partition("$")[2][0],
-        kernels=tuple(
-            ir.FlatSymbolRefAttr(view.operation.attributes["kernel"]).value
-            for view in chunk.regions[0].blocks[0].operations
-            if view.operation.name == "piper.launch"
-        ),
-    )

@@ -7,17 +7,19 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 
 from piper.cli.text import table
+from piper.schedules import Table, unfinished
 from piper.simulate import Device, ProgramSimulation, Simulation, Step
 from piper.simulate.views import Timeline, draw_text, format_seconds
 
 __all__ = ["program_report", "table_report"]
 
-_NAMES = 6  # of a stretch of the critical path
+_NAMES = 6  # the most that are listed
 
 
 def table_report(simulation: Simulation, timeline: Timeline) -> Iterator[str]:
     """Yield the picture, the bubbles, a row per rank and the critical path."""
     yield from ("", _picture(timeline), "")
+    yield from _incomplete(simulation.table)
     share = _share(simulation.bubble_makespan, simulation.makespan)
     yield f"makespan {_number(simulation.makespan)}, busy {_number(simulation.busy)}"
     yield (
@@ -69,15 +71,49 @@ def _number(number: float) -> str:
     return f"{number:.6g}"
 
 
+def _incomplete(schedule: Table) -> Iterator[str]:
+    """Yield what a table lacks, which nothing below counts."""
+    for what, actions in unfinished(schedule).items():
+        names = " ".join(_short([str(action) for action in actions]))
+        yield (
+            f"incomplete: no {names}" if what == "these" else f"incomplete: no {what} after {names}"
+        )
+
+
+def _short(names: Sequence[str]) -> Sequence[str]:
+    """Return the names, or the first of many, the last and how many there are."""
+    if len(names) <= _NAMES:
+        return names
+    return [*names[: _NAMES - 2], "...", names[-1], f"({len(names)})"]
+
+
 def _overlap(simulation: ProgramSimulation) -> str:
     """Return whether a step starts before the last one has ended everywhere, and why not."""
     early = simulation.makespan - simulation.period
     if early > 1e-9 * simulation.makespan:
         return f"steps overlap by {format_seconds(early)}"
     meeting = simulation.barrier
-    if meeting is None:
-        return "steps do not overlap, since a rank is busy from the first start to the last end"
-    return f"steps do not overlap, since all ranks meet in {meeting}"
+    if meeting is not None:
+        return f"steps do not overlap, since all ranks meet in {meeting}"
+    if simulation.bubble_makespan - simulation.bubble_span <= 1e-9 * simulation.makespan:
+        return "steps do not overlap, since a rank runs from the first start to the last end"
+    last = _last_output(simulation)
+    if last is not None:
+        return f"steps do not overlap, since all ranks wait for the {last}"
+    return "steps do not overlap, since ranks wait for each other"
+
+
+def _last_output(simulation: ProgramSimulation) -> str | None:
+    """Return the output that comes with the last end, if one does, and whose it is."""
+    owners: dict[str, int] = {}
+    for at, rows in sorted(simulation.facts.entry(simulation.entry).items()):
+        for row in rows:
+            if row["op"] == "output":
+                owners.setdefault(row["name"], at)
+    for name, at in owners.items():
+        if max(end for _, end in simulation.times[at]) >= (1 - 1e-9) * simulation.makespan:
+            return f"{name} of {simulation.facts.place(at)}"
+    return None
 
 
 def _memory(simulation: ProgramSimulation) -> Iterator[str]:
@@ -109,9 +145,7 @@ def _path(steps: Sequence[Step], place: str, write: Callable[[float], str]) -> I
     rows: list[Sequence[str]] = [("from", "takes", "on", "what")]
     for rank, group in itertools.groupby(steps, key=lambda step: step.rank):
         stretch = list(group)
-        names = [step.name for step in stretch]
-        if len(names) > _NAMES:
-            names = [*names[: _NAMES - 2], "...", names[-1], f"({len(stretch)})"]
+        names = _short([step.name for step in stretch])
         start, end = stretch[0].start, stretch[-1].end
         where = "" if rank is None else f"{place} {rank}"
         rows.append((write(start), write(end - start), where, " ".join(names)))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from piper_runtime import Program
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 
-from piper.cli.facts import ChunkFacts, Facts
+from piper.cli.facts import Facts
 from piper.cli.text import count, plural, table
 from piper.mlir import ir
 from piper.schedules import Cell, Pair, Table, members, with_idle
+from piper.simulate.facts import PROGRAMS, ChunkFacts
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -37,7 +38,6 @@ FLOPs and counts are those of one data-parallel rank.
 example:
   piper show out
 """
-_PROGRAMS = "ir/programs.mlir"
 _PASSES = "FBIW"
 
 
@@ -55,10 +55,10 @@ def add_parser(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     program = Program.open(options.folder)
-    if _PROGRAMS not in program.texts:
-        raise ValueError(f"expected a program with a file {_PROGRAMS}, got {options.folder}")
+    if PROGRAMS not in program.texts:
+        raise ValueError(f"expected a program with a file {PROGRAMS}, got {options.folder}")
     with ir.Context():
-        facts = Facts(ir.Module.parse(program.texts[_PROGRAMS]))
+        facts = Facts(ir.Module.parse(program.texts[PROGRAMS]))
         sections = (
             _mesh(program.manifest, facts),
             _schedule(facts),
@@ -145,7 +145,7 @@ def _costs(facts: Facts, stage: int, chunks: Sequence[ChunkFacts]) -> dict[str, 
     order = list(facts.symbols.chunks)
     for chunk in sorted(chunks, key=lambda chunk: order.index(chunk.name)):
         if chunk.stage == stage:
-            flops = sum(facts.flops[kernel] for kernel in chunk.kernels)
+            flops = sum(facts.kernels[kernel].flops for kernel in chunk.kernels)
             costs.setdefault(chunk.name.partition("$")[0], Counter())[chunk.pass_] += flops
     return costs
 
@@ -159,8 +159,9 @@ def _kernels(facts: Facts) -> Iterator[str]:
     entries = list(dict.fromkeys(program["entry"] for program in facts.programs))
     launches = {entry: _launched(facts, entry) for entry in entries}
     rows: list[Sequence[str]] = [("kernel", "FLOPs", *entries)]
-    for kernel, flops in facts.flops.items():
-        rows.append((kernel, count(flops), *(str(launches[entry][kernel]) for entry in entries)))
+    for name, kernel in facts.kernels.items():
+        times = (str(launches[entry][name]) for entry in entries)
+        rows.append((name, count(kernel.flops), *times))
     yield from table(rows, numbers=1 + len(entries))
 
 

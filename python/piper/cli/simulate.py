@@ -52,7 +52,8 @@ SOURCE is one of
 
 and the output
 
-  picture    a row per rank to scale: 2F0 is stage 2, forward, microbatch 0
+  picture    a row per rank to scale: 2F0 is stage 2, forward, microbatch 0;
+             below it what a table lacks, such as backward passes
   bubbles    makespan: from the first start to the last end, less the work of
              the busiest rank; span: the same from the first start to the last
              end of one rank. A trainer whose steps end in a barrier loses the
@@ -69,7 +70,7 @@ examples:
   piper simulate 1F1B --ranks 4 --microbatches 8 --cost F=1,I=1,W=1
   piper simulate DualPipeV --ranks 4 --microbatches 10 --gantt dualpipev.svg
   piper simulate ZBH1 --ranks 2 --microbatches 8 --cost F=1:2,I=1:2,W=1
-  piper simulate table.csv --latency 0.1 --trace table.json
+  piper simulate table.csv --ragged --latency 0.1 --trace table.json
   piper simulate out --device H100 --link nvlink --link dp=infiniband
   piper simulate out --measure cpu.json --link loopback
   piper simulate out --profile cpu.json --link loopback --trace out.json
@@ -99,6 +100,12 @@ def add_parser(commands: Commands) -> None:
         help="times of F, B (default: I + W), I, W and pair (default: F + B); "
         "1:2:1 gives one per stage",
     )
+    tables.add_argument(
+        "--ragged",
+        action="store_true",
+        default=None,
+        help="take what is missing at the end of a row of FILE.csv as idle, as torch writes it",
+    )
     tables.add_argument("--latency", type=float, metavar="T", help="time of a message (default: 0)")
     programs = parser.add_argument_group("of a compiled program")
     programs.add_argument("--entry", metavar="NAME", help="entry point (default: train)")
@@ -127,7 +134,8 @@ def _run(options: argparse.Namespace) -> None:
     source = Path(options.source)
     _check_files(options)
     if source.is_dir():
-        _refuse(options, "a schedule", "ranks", "microbatches", "chunks", "cost", "latency")
+        of_tables = ("ranks", "microbatches", "chunks", "cost", "latency", "ragged")
+        _refuse(options, "a schedule", *of_tables)
         lines, timeline = _program(options)
     else:
         of_programs = ("entry", "device", "efficiency", "profile", "measure", "link", "issue")
@@ -179,7 +187,8 @@ def _table(options: argparse.Namespace) -> tuple[list[str], Timeline]:
 def _read_table(options: argparse.Namespace) -> tuple[Table, str]:
     if options.source.lower().endswith(".csv"):
         _refuse(options, "a schedule's name", "ranks", "microbatches", "chunks")
-        return Table.read_csv(options.source), options.source
+        return Table.read_csv(options.source, ragged=bool(options.ragged)), options.source
+    _refuse(options, "a file", "ragged")
     name = schedule_name(options.source)
     for what in ("ranks", "microbatches"):
         if getattr(options, what) is None:
@@ -198,6 +207,8 @@ def _costs(text: str) -> Costs:
         name, equals, times = part.partition("=")
         if not equals or name not in _PASSES:
             raise ValueError(f"--cost expected {', '.join(_PASSES)} such as F=1, got {part!r}")
+        if name in given:
+            raise ValueError(f"--cost expected {name} once, got {text!r}")
         try:
             given[name] = [float(time) for time in times.split(":")]
         except ValueError:

@@ -6,7 +6,7 @@ from piper.schedules.homes import Homes, Placement
 from piper.schedules.registry import SCHEDULES, Schedule, generate, homes_of, schedule_name
 from piper.schedules.table import Row, Table
 from piper.schedules.timeline import timeline, with_idle
-from piper.schedules.validate import validate
+from piper.schedules.validate import unfinished, validate
 
 __all__ = [
     "SCHEDULES",
@@ -26,6 +26,7 @@ __all__ = [
     "members",
     "schedule_name",
     "timeline",
+    "unfinished",
     "validate",
     "with_idle",
 ]

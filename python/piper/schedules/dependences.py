@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from piper.schedules.cell import Action, Cell, Pass, draw_cell, members
+from piper.schedules.cell import Action, Pair, Pass, draw_cell, members
 from piper.schedules.table import Table
 
 __all__ = ["Dependences", "check_progress"]
@@ -20,15 +20,15 @@ class Dependences:
     own F and the B or I of the stage after, W its own I.
 
     Args:
-        table: actions, pairs and idle cells; each action once.
+        table: each action once; communication and idle cells have no part in it.
 
     Raises:
-        ValueError: communication, or an action that appears twice; the message marks the cell.
+        ValueError: an action that appears twice; the message marks the cell.
     """
 
     table: Table
-    cells: Sequence[Cell]
-    """By number; no idle cell."""
+    cells: Sequence[Action | Pair]
+    """By number."""
     places: Sequence[tuple[int, int]]
     """The row and step of each cell."""
     inputs: Sequence[Sequence[int]]
@@ -36,15 +36,15 @@ class Dependences:
 
     def __init__(self, table: Table) -> None:
         """Number the cells and find their inputs."""
-        table.check_compute_only()
         self.table = table
-        self.places = [
-            (row, step)
+        found = [
+            (row, step, cell)
             for row, cells in enumerate(table.rows)
             for step, cell in enumerate(cells)
-            if cell is not None
+            if isinstance(cell, Action | Pair)
         ]
-        self.cells = [table.rows[row][step] for row, step in self.places]
+        self.places = [(row, step) for row, step, _ in found]
+        self.cells = [cell for _, _, cell in found]
         self._makers: dict[_Key, int] = {}
         for number, cell in enumerate(self.cells):
             for action in members(cell):
@@ -54,11 +54,36 @@ class Dependences:
             [
                 self._makers[need]
                 for action in members(cell)
-                for need in _needs(action)
+                for wanted in _needs(action)
+                for need in wanted
                 if need in self._makers
             ]
             for cell in self.cells
         ]
+
+    def needs(self, number: int) -> Iterator[tuple[Action, int]]:
+        """Yield the actions whose results a cell uses, each with its cell."""
+        for action in members(self.cells[number]):
+            for wanted in _needs(action):
+                for key in wanted:
+                    if key in self._makers:
+                        yield Action(*key), self._makers[key]
+
+    def check_inputs(self) -> None:
+        """Check that the table makes all that its cells use; its last stage is the model's.
+
+        Raises:
+            ValueError: marks a cell that waits for what never runs.
+        """
+        last = max(stage for stage, _, _ in self._makers)
+        for number, cell in enumerate(self.cells):
+            for action in members(cell):
+                for wanted in _needs(action):
+                    stage = wanted[0][0]
+                    if 0 <= stage <= last and self._makers.keys().isdisjoint(wanted):
+                        names = " or ".join(str(Action(*key)) for key in wanted)
+                        reason = f"{action} waits for {names}, which never runs"
+                        raise self.table.error(reason, *self.places[number])
 
     def order(self) -> list[int]:
         """All cells, each after those that it waits for.
@@ -114,12 +139,7 @@ class Dependences:
     def _links(self, circle: Sequence[tuple[int, int]], done: bytearray) -> Iterator[str]:
         """A line per cell on a circle of (cell at the head of its row, cell that it waits for)."""
         for (head, need), (then, _) in zip(circle, [*circle[1:], circle[0]], strict=True):
-            wanted = next(
-                Action(*key)
-                for action in members(self.cells[head])
-                for key in _needs(action)
-                if self._makers.get(key) == need
-            )
+            wanted = next(action for action, number in self.needs(head) if number == need)
             yield f"{self._name(head)} waits for {wanted}"
             if need != then:
                 yield f"{self._name(need)} comes after {draw_cell(self.cells[then])}"
@@ -133,8 +153,10 @@ def check_progress(table: Table) -> None:
     """Check that rows, each run in order, never wait for each other in a circle.
 
     Raises:
-        ValueError: shows the circle, a link per line, and marks its cells in the table.
+        ValueError: shows the circle, a link per line, and marks its cells in the table; or
+            communication, which it marks, too.
     """
+    table.check_compute_only()
     Dependences(table).order()
 
 
@@ -142,17 +164,16 @@ def _key(action: Action) -> _Key:
     return action.stage, action.pass_, action.microbatch
 
 
-def _needs(action: Action) -> tuple[_Key, ...]:
-    """What an action may have to wait for; of B and I at the next stage, one is in the table."""
+def _needs(action: Action) -> tuple[tuple[_Key, ...], ...]:
+    """What an action waits for, each as the keys of which a table has one."""
     stage, microbatch = action.stage, action.microbatch
     match action.pass_:
         case "F":
-            return ((stage - 1, "F", microbatch),)
+            return (((stage - 1, "F", microbatch),),)
         case "W":
-            return ((stage, "I", microbatch),)
+            return (((stage, "I", microbatch),),)
         case "B" | "I":
             return (
-                (stage, "F", microbatch),
-                (stage + 1, "B", microbatch),
-                (stage + 1, "I", microbatch),
+                ((stage, "F", microbatch),),
+                ((stage + 1, "B", microbatch), (stage + 1, "I", microbatch)),
             )

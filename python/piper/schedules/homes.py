@@ -16,6 +16,8 @@ Placement = Literal["each", "loop", "v", "bidirectional"]
 class Homes:
     """The rank of each stage: `rows[0][stage]` if there is one row, else `rows[microbatch][stage]`.
 
+    Equal rows for all microbatches are one row, so that equal homes compare as equal.
+
     Raises:
         ValueError: no row, no stage, rows of different length, or a rank below the highest that no
             stage is on.
@@ -39,6 +41,8 @@ class Homes:
         for rank in range(max(taken)):
             if rank not in taken:
                 raise ValueError(f"homes must put a stage on every rank, got {self} without {rank}")
+        if len(set(self.rows)) == 1:
+            object.__setattr__(self, "rows", self.rows[:1])
 
     @classmethod
     def each(cls, ranks: int) -> Homes:

@@ -10,7 +10,7 @@ __all__ = ["interleaved_1f1b"]
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Table:
-    """The table of Interleaved1F1B, for chunks >= 2 per rank and any microbatches >= 1.
+    """The table of Interleaved1F1B, for chunks >= 2 per rank.
 
     Narayanan et al., 2021, arXiv:2104.04473, where microbatches are a multiple of ranks. Here they
     must be a multiple of their rounds, microbatches // ranks (at least 1), as in torch: 10 on 4

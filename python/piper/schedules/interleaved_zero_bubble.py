@@ -10,7 +10,7 @@ __all__ = ["interleaved_zero_bubble"]
 
 
 def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int) -> Table:
-    """The table of InterleavedZeroBubble, for chunks >= 2 per rank and any microbatches >= 1.
+    """The table of InterleavedZeroBubble, for chunks >= 2 per rank.
 
     ZB1P of Qi et al., 2024, arXiv:2401.10241, over the rounds of Interleaved1F1B: microbatches must
     be a multiple of their rounds, microbatches // ranks (at least 1). Rank r runs each W r input

@@ -30,13 +30,13 @@ class Divisor:
     """What the number of microbatches must be a multiple of, given ranks and microbatches."""
 
     of: Callable[[int, int], int]
-    text: str
-    """For messages; `{}` is the number."""
+    formula: str
+    """The same for people, of `microbatches` and `ranks`, where it is at least 1."""
 
 
-_ONE = Divisor(lambda ranks, microbatches: 1, "{}")
-_TWO = Divisor(lambda ranks, microbatches: 2, "{}")
-_ROUNDS = Divisor(rounds, "microbatches // ranks = {}")
+_ONE = Divisor(lambda ranks, microbatches: 1, "1")
+_TWO = Divisor(lambda ranks, microbatches: 2, "2")
+_ROUNDS = Divisor(rounds, "microbatches // ranks")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Schedule:
             raise ValueError(f"{self.name} needs stages == {times}ranks = {right}, got {stages}")
         return self.chunks
 
-    def min_microbatches(self, ranks: int, chunks: int) -> int:
+    def min_microbatches(self, ranks: int) -> int:
         """The fewest microbatches that it is defined for."""
         return max(1, self.least * ranks)
 
@@ -116,6 +116,8 @@ class Schedule:
         """
         counts = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
         for what, count in counts.items():
+            if type(count) is not int:
+                raise ValueError(f"{self.name} needs an int for {what}, got {count!r}")
             if count < 1:
                 raise ValueError(f"{self.name} needs {what} >= 1, got {count}")
         if self.chunks is not None and chunks != self.chunks:
@@ -124,7 +126,7 @@ class Schedule:
             raise ValueError(f"{self.name} needs chunks >= 2, got {chunks}")
         if self.even_ranks and ranks % 2 != 0:
             raise ValueError(f"{self.name} needs an even number of ranks, got {ranks}")
-        if microbatches < self.min_microbatches(ranks, chunks):
+        if microbatches < self.min_microbatches(ranks):
             raise ValueError(
                 f"{self.name} needs microbatches >= {self.least} * ranks = {self.least * ranks}, "
                 f"got {microbatches}"
@@ -136,7 +138,9 @@ class Schedule:
             return
         below = next(n for n in itertools.count(microbatches, -1) if self._divides(ranks, n))
         above = next(n for n in itertools.count(microbatches) if self._divides(ranks, n))
-        divisor = self.divisor.text.format(self.divisor.of(ranks, microbatches))
+        divisor = str(self.divisor.of(ranks, microbatches))
+        if divisor != self.divisor.formula:
+            divisor = f"{self.divisor.formula} = {divisor}"
         raise ValueError(
             f"{self.name} needs microbatches to be a multiple of {divisor}, such as {below} or "
             f"{above}, got {microbatches}"

@@ -72,7 +72,8 @@ class Table:
             if not ragged and len(cells) != len(grid[0]):
                 raise _error(
                     f"row {row} expected {len(grid[0])} cells, as row 0 has, got {len(cells)}; "
-                    "ragged=True takes what is missing at the end of a row as idle",
+                    "Table.read_csv(path, ragged=True), or --ragged of piper simulate, takes what "
+                    "is missing at the end of a row as idle",
                     grid,
                     row,
                     min(len(cells), len(grid[0])),

@@ -29,9 +29,10 @@ def timeline(
         pair: the time of a pair; by default that of its members one after the other.
 
     Raises:
-        ValueError: rows that wait for each other in a circle, which the message shows; or what
-            `Dependences` refuses.
+        ValueError: rows that wait for each other in a circle, which the message shows; an
+            action that appears twice, or communication.
     """
+    table.check_compute_only()
     dependences = Dependences(table)
     free = [0.0] * len(table.rows)
     ends = [0.0] * len(dependences.cells)

@@ -10,7 +10,7 @@ from piper.schedules.cell import Action, Cell, Pass, draw_cell, members
 from piper.schedules.homes import Homes
 from piper.schedules.table import Table
 
-__all__ = ["validate"]
+__all__ = ["unfinished", "validate"]
 
 _BEFORE: Final[Mapping[str, str]] = MappingProxyType({"B": "F", "I": "F", "W": "I"})
 _INSTEAD: Final[Mapping[str, str]] = MappingProxyType({"B": "I", "I": "B"})
@@ -53,6 +53,33 @@ def validate(table: Table, homes: Homes, microbatches: int) -> None:
             ran = passes.get(stage * microbatches + microbatch, "")
             if ran not in _COMPLETE:
                 raise _missing(table, homes, stage, microbatch, ran)
+
+
+def unfinished(table: Table) -> dict[str, list[Action]]:
+    """What a table lacks for whole microbatches in all stages, those of only some passes included.
+
+    Args:
+        table: each action once; communication has no part in it.
+
+    Returns:
+        By what is missing: the actions that are not there, as "these", and those that lack
+        "B, or I and W" or "W" after them. Empty for a table that trains.
+    """
+    ran: dict[tuple[int, int], str] = {}
+    for _, _, action in table.actions():
+        key = action.microbatch, action.stage
+        ran[key] = ran.get(key, "") + action.pass_
+    stages = 1 + max(stage for _, stage in ran)
+    missing: dict[str, list[Action]] = {}
+    for microbatch in sorted({microbatch for microbatch, _ in ran}):
+        for stage in range(stages):
+            passes = ran.get((microbatch, stage), "")
+            if not passes:
+                missing.setdefault("these", []).append(Action(stage, "F", microbatch))
+            elif passes in _NEXT:
+                last: Pass = "I" if "I" in passes else "F"
+                missing.setdefault(_NEXT[passes], []).append(Action(stage, last, microbatch))
+    return missing
 
 
 def _cells(table: Table) -> Iterator[tuple[int, int, Cell]]:

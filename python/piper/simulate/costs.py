@@ -91,6 +91,16 @@ class Costs:
             return self._of_action(cell.forward) + self._of_action(cell.backward)
         return pair
 
+    def check_stages(self, stages: int) -> None:
+        """Check that no pass has times of more stages than there are.
+
+        Raises:
+            ValueError: names the pass and gives its times.
+        """
+        for name, times in self.passes.items():
+            if len(times) > max(1, stages):
+                raise ValueError(f"costs of {name} must be of {stages} stages, got {times}")
+
     def _of_action(self, action: Action) -> float:
         times = self.passes[action.pass_]
         if len(times) > 1 and action.stage >= len(times):

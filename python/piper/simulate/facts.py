@@ -23,12 +23,23 @@ from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
 from piper.schedules import Action, Pass
 
-__all__ = ["ChunkFacts", "KernelFacts", "ProgramFacts", "Row", "read_chunks", "read_kernels"]
+__all__ = [
+    "PROGRAMS",
+    "ChunkFacts",
+    "KernelFacts",
+    "ProgramFacts",
+    "Row",
+    "name_place",
+    "read_chunks",
+    "read_kernels",
+]
 
 Row = Mapping[str, Any]
 """An instruction as the dump has it: see `piper.emit.dump`."""
 
 PROGRAMS = "ir/programs.mlir"
+"""The text of a program that is its last level of IR."""
+
 _COST = re.compile(r"flops = (\d+), bytes = (\d+)")
 
 
@@ -124,7 +135,12 @@ class ProgramFacts:
 
     def place(self, coordinate: int) -> str:
         """`pp 0`, or `all ranks` without an unrolled axis."""
-        return f"{self.axis} {coordinate}" if self.axis else "all ranks"
+        return name_place(self.axis, coordinate)
+
+
+def name_place(axis: str, coordinate: int) -> str:
+    """Return `pp 0`, or `all ranks` without an unrolled axis."""
+    return f"{axis} {coordinate}" if axis else "all ranks"
 
 
 def read_kernels(symbols: Symbols) -> dict[str, KernelFacts]:

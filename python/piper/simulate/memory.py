@@ -3,6 +3,12 @@
 A result is allocated when its instruction is issued and released at its `free`: this is what an
 allocator that serves the compute stream does, whatever the instructions' times. With one thread per
 stream a buffer may be taken later, never earlier.
+
+What an instruction needs inside counts as if nothing but it ran meanwhile: tensors inside kernels,
+what an update scales, casts and computes, and the copies that a collective over gloo works on. Not
+counted are workspaces inside of ops, what gloo itself allocates, and that a collective's copies may
+be alive while another stream computes. The test against torch's profiler sees the thread that runs
+the program, thus no copies of collectives, which other threads make.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from torch import nn
 
 from piper.simulate.facts import ProgramFacts, Row
-from piper.simulate.values import Values, bucket_bytes, itemsize
+from piper.simulate.values import COLLECTIVES, Values, bucket_bytes, itemsize
 
 __all__ = ["Memory", "measure_memory", "optimizer_bytes"]
 
@@ -98,17 +104,19 @@ def _sweep(
             alive -= sum(values.bytes[value] for value in row["in"] if value in values.owned)
         else:
             alive += sum(values.bytes[value] for value in row["out"] if value in values.owned)
-        inside = _temporaries(facts, row, largest)
+        inside = _temporaries(facts, row, values, largest)
         if alive + inside > peak + extra:
             peak, extra, at = alive, inside, index
         live.append(alive)
     return live, peak, extra, at
 
 
-def _temporaries(facts: ProgramFacts, row: Row, largest: Mapping[str, int]) -> int:
+def _temporaries(facts: ProgramFacts, row: Row, values: Values, largest: Mapping[str, int]) -> int:
     """Bytes that an instruction needs inside, at most."""
     if row["op"] == "run":
         return facts.chunks[row["chunk"]].temporaries
+    if row["op"] in COLLECTIVES:
+        return _copies(facts, row, values)
     if row["op"] != "update":
         return 0
     bucket = facts.bucket(row["bucket"])
@@ -116,6 +124,29 @@ def _temporaries(facts: ProgramFacts, row: Row, largest: Mapping[str, int]) -> i
     narrowed = bucket_bytes(bucket, slot="value") if bucket.grad_dtype != bucket.dtype else 0
     # Elementwise optimizers work parameter by parameter, with at most two tensors of its size.
     return scaled + narrowed + 2 * largest[bucket.name]
+
+
+def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
+    """Bytes that a collective makes and drops; the copy that is its result is none of them.
+
+    A sum is the operand once more, padded to a part per member, as much received from the others,
+    and this member's part of the sum; a gather is all parts before they are put together.
+    """
+    comm = next(comm for comm in facts.manifest.comms if comm.name == row["stream"])
+    members = facts.manifest.mesh.size(comm.axes) * len(comm.coordinates)
+    operand, (result, *_) = values.bytes[row["in"][0]], row["out"]
+    made = values.bytes[result] if result in values.owned else 0
+    if members == 1:
+        return operand - made  # one copy
+    part = -(-operand // members)
+    match row["op"]:
+        case "all_reduce":
+            return 2 * part * members + part - made
+        case "reduce_scatter":
+            return 2 * operand + part - made
+        case "all_gather":
+            return 2 * operand * members - made
+    return operand - made
 
 
 def _largest_members(manifest: Manifest) -> dict[str, int]:

@@ -11,8 +11,6 @@ from piper.simulate.devices import Link
 
 __all__ = ["Network", "Transfer"]
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute")
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -8,19 +8,21 @@ to another rank takes `latency`, and no rank waits for it that does not need it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from piper.schedules import Action, Pair, Table, check_progress, members
+from piper.schedules import Action, Pair, Table, members
 from piper.schedules.cell import draw_cell
+from piper.schedules.dependences import Dependences
 from piper.simulate.costs import Costs
 from piper.simulate.engine import CycleError, Graph, Timing
 
 __all__ = ["Simulation", "Step", "simulate"]
 
-Row = list[tuple[int, Action | Pair]]
-"""The cells of a rank that take time, each with its step."""
+Row = list[Action | Pair]
+"""The cells of a rank that take time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ def simulate(table: Table, costs: Costs, *, latency: float = 0.0) -> Simulation:
 
     Raises:
         ValueError: an action that is there twice, one whose input nobody makes, or cells that wait
-            for each other in a circle (each with the cell marked); a cost that does not fit.
+            for each other in a circle (each with the cell marked); costs of another number of stages;
+            a latency below 0 or not finite.
     """
+    if not (latency >= 0 and math.isfinite(latency)):
+        raise ValueError(f"latency must be finite and at least 0, got {latency}")
     plan = _Plan(table)
     plan.connect(costs, latency)
     timing = plan.run()
@@ -72,7 +77,7 @@ def simulate(table: Table, costs: Costs, *, latency: float = 0.0) -> Simulation:
         for action, node in plan.nodes.items()
     }
     rows = plan.rows
-    work = tuple(float(sum(costs.of(cell) for _, cell in row)) for row in rows)
+    work = tuple(float(sum(costs.of(cell) for cell in row)) for row in rows)
     busy = max(work)
     longest = max(_span(timing, plan.nodes, row) for row in rows if row)
     return Simulation(
@@ -91,14 +96,14 @@ def simulate(table: Table, costs: Costs, *, latency: float = 0.0) -> Simulation:
 
 def _span(timing: Timing, nodes: Mapping[Action, int], row: Row) -> float:
     """From the start of a row's first cell to the end of its last."""
-    first, last = (nodes[members(cell)[0]] for _, cell in (row[0], row[-1]))
+    first, last = (nodes[members(cell)[0]] for cell in (row[0], row[-1]))
     return float(timing.end[last] - timing.start[first])
 
 
 def _peak(row: Row, ends: str) -> int:
     """Most chunks at once, alive from the start of F until the end of a pass in `ends`."""
     live = most = 0
-    for _, cell in row:
+    for cell in row:
         passes = [action.pass_ for action in members(cell)]
         live += passes.count("F")
         most = max(most, live)
@@ -110,44 +115,39 @@ class _Plan:
     """A table as a graph: a node per cell, on the lane of its rank, and a node per message."""
 
     def __init__(self, table: Table) -> None:
-        """Note where each action is."""
-        self.table = table
-        self.rows: list[Row] = [
-            [(step, cell) for step, cell in enumerate(row) if isinstance(cell, Action | Pair)]
-            for row in table.rows
-        ]
+        """Find what each cell waits for."""
+        self._dependences = Dependences(table)
+        self._dependences.check_inputs()
+        self.rows: list[Row] = [[] for _ in table.rows]
+        for (row, _), cell in self._cells():
+            self.rows[row].append(cell)
         self.nodes: dict[Action, int] = {}
         self._graph = Graph()
         self._names: list[tuple[int | None, str]] = []  # by node: rank, name
-        self._home: dict[Action, tuple[int, int]] = {}
-        for row, cells in enumerate(self.rows):
-            for step, cell in cells:
-                for action in members(cell):
-                    if action in self._home:
-                        raise table.error(f"{action} is run twice", row, step)
-                    self._home[action] = (row, step)
-        self._last = max(action.stage for action in self._home)
 
     def connect(self, costs: Costs, latency: float) -> None:
         """Add the cells, then what they wait for."""
-        if latency < 0:
-            raise ValueError(f"latency must be at least 0, got {latency}")
-        for row, cells in enumerate(self.rows):
-            for _, cell in cells:
-                node = self._graph.add(costs.of(cell))
-                self._graph.enqueue(node, row)
-                self._names.append((row, draw_cell(cell)))
-                self.nodes.update(dict.fromkeys(members(cell), node))
-        for action in self._home:
-            for need in self._needs(action):
-                self._link(need, action, latency)
+        for (row, _), cell in self._cells():
+            node = self._graph.add(costs.of(cell))
+            self._graph.enqueue(node, row)
+            self._names.append((row, draw_cell(cell)))
+            self.nodes.update(dict.fromkeys(members(cell), node))
+        costs.check_stages(1 + max(action.stage for action in self.nodes))
+        places = self._dependences.places
+        for number, (row, _) in enumerate(places):
+            for need, maker in self._dependences.needs(number):
+                node = self.nodes[need]
+                if places[maker][0] != row and latency:
+                    node = self._graph.add(latency, after=[node])
+                    self._names.append((None, f"{need} to rank {row}"))
+                self._graph.wait(number, on=node)
 
     def run(self) -> Timing:
         """Time the graph."""
         try:
             return self._graph.run()
         except CycleError:
-            check_progress(self.table.compute_only())  # says it in the words of tables
+            self._dependences.order()  # says it in the words of tables
             raise
 
     def steps(self, timing: Timing) -> Iterator[Step]:
@@ -157,32 +157,6 @@ class _Plan:
             if end > start:
                 yield Step(name, rank, start, end)
 
-    def _link(self, need: Action, action: Action, latency: float) -> None:
-        """Let an action wait for another, behind a message if that is made on another rank."""
-        node, maker = self.nodes[action], self.nodes[need]
-        here, there = self._home[action][0], self._home[need][0]
-        if here != there and latency:
-            maker = self._graph.add(latency, after=[maker])
-            self._names.append((None, f"{need} to rank {here}"))
-        self._graph.wait(node, on=maker)
-
-    def _needs(self, action: Action) -> Sequence[Action]:
-        """What an action waits for, all of which must be in the table."""
-        stage, microbatch = action.stage, action.microbatch
-        if action.pass_ == "F":
-            return [self._there(action, [Action(stage - 1, "F", microbatch)])] if stage else []
-        if action.pass_ == "W":
-            return [self._there(action, [Action(stage, "I", microbatch)])]
-        own = self._there(action, [Action(stage, "F", microbatch)])
-        if stage == self._last:
-            return [own]
-        behind = [Action(stage + 1, "B", microbatch), Action(stage + 1, "I", microbatch)]
-        return [own, self._there(action, behind)]
-
-    def _there(self, action: Action, wanted: Sequence[Action]) -> Action:
-        """The first of the actions that the table has."""
-        for need in wanted:
-            if need in self._home:
-                return need
-        needs = " or ".join(map(str, wanted))
-        raise self.table.error(f"{action} waits for {needs}, which never runs", *self._home[action])
+    def _cells(self) -> Iterator[tuple[tuple[int, int], Action | Pair]]:
+        """Row and step of each cell, and the cell; its number is also that of its node."""
+        yield from zip(self._dependences.places, self._dependences.cells, strict=True)

@@ -8,6 +8,9 @@ __all__ = ["check_chunks", "parse_layout"]
 
 _SYNTAX = "|()*,"
 _END = "|"
+_MOST_CHUNKS = 100_000  # with ends of stages
+_MOST_DIGITS = 9
+_DEEPEST = 100
 
 
 def parse_layout(layout: str, letters: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
@@ -21,8 +24,9 @@ def parse_layout(layout: str, letters: Mapping[str, str]) -> tuple[tuple[str, ..
         letters: the tag that each letter stands for; all must occur.
 
     Raises:
-        ValueError: text that is not of this form, an unknown letter, one that does not occur, or a
-            stage without a chunk; says where.
+        ValueError: text that is not of this form, an unknown letter, one that does not occur, a
+            stage without a chunk, more than 100000 chunks and ends of stages, or groups within
+            more than 100 others; says where.
     """
     for letter, tag in letters.items():
         if len(letter) != 1 or not letter.isalpha():
@@ -52,6 +56,7 @@ class _Reader:
         self._layout = layout
         self._letters = letters
         self._at = 0
+        self._depth = 0
 
     def read(self) -> list[str]:
         """The whole text as letters and ends of stages."""
@@ -67,12 +72,19 @@ class _Reader:
             if self._take(","):
                 continue
             item = self._item()
-            written += item * self._times()
+            times = self._times()
+            if len(written) + len(item) * times > _MOST_CHUNKS:
+                raise self._error(f"no more than {_MOST_CHUNKS} chunks and ends of stages")
+            written += item * times
         return written
 
     def _item(self) -> list[str]:
+        if self._peek() == "(" and self._depth == _DEEPEST:
+            raise self._error(f"no more than {_DEEPEST} '(' within each other")
         if self._take("("):
+            self._depth += 1
             group = self._sequence()
+            self._depth -= 1
             if not self._take(")"):
                 raise self._error("')'")
             return group
@@ -91,9 +103,9 @@ class _Reader:
         while self._peek().isdecimal():
             digits += self._peek()
             self._at += 1
-        if not digits or int(digits) < 1:
+        if not digits or len(digits) > _MOST_DIGITS or int(digits) < 1:
             self._at -= len(digits)
-            raise self._error("a number of at least 1")
+            raise self._error(f"a number of at least 1, of at most {_MOST_DIGITS} digits,")
         return int(digits)
 
     def _peek(self) -> str:

@@ -43,7 +43,8 @@ class Order(Directive):
     - a `Table`
     - a function `(ranks, microbatches, chunks)` that returns a table or, as a generator, yields
       rows; `chunks` is the most stages that a coordinate holds
-    - the path of a CSV file in torch's notation: a `Path`, or a str that ends in .csv
+    - the path of a CSV file in torch's notation: a `Path`, or a str that ends in .csv; one of rows
+      of different length, as torch itself writes, is read by `Table.read_csv(path, ragged=True)`
 
     A named schedule also says where stages run, unless `place` does, which then must agree up to
     the names of the coordinates. Any other must run every stage where `place` puts it, and is
@@ -117,12 +118,12 @@ class Order(Directive):
         try:
             if self.named is not None:
                 return _renamed(self.named, homes, microbatches)
-            table = self._own(homes, microbatches).without_idle()
+            table = self._own(homes, microbatches)
             validate(table, homes, microbatches)
             check_progress(table)
         except ValueError as fault:
             raise self.error(str(fault)) from None
-        return table
+        return table.without_idle()
 
     def _own(self, homes: Homes, microbatches: int) -> Table:
         """The table of the user's own schedule."""

@@ -168,7 +168,7 @@ class Place(Directive):
             raise self.error(str(fault)) from None
 
     def op(self) -> str:
-        """See `Directive`; a strategy has put a `Homes` for coordinates that need its mesh."""
+        """See `Directive`; a strategy has put what it knows of sizes and coordinates."""
         assert self.coordinates in (None, "each") or not isinstance(self.coordinates, str)
         sizes = "" if self.sizes is None else f" sizes {list(self.sizes)}"
         axis = quoted(self.axis)
@@ -181,8 +181,12 @@ class Place(Directive):
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`; coordinates are compared by the strategy, which knows the axis."""
-        layout = {f"layout on {self.axis!r}": self.tags} if self.tags is not None else {}
-        return {f"stages on {self.axis!r}": self.sizes or self.stages, **layout}
+        said = {
+            "number of stages": self.num_stages,
+            "sizes of stages": self.sizes,
+            "layout": self.tags,
+        }
+        return {f"{what} on {self.axis!r}": v for what, v in said.items() if v is not None}
 
     def check_mesh(self, mesh: Mesh) -> None:
         """See `Directive`."""

@@ -30,8 +30,10 @@ class Remat(Directive):
 
     It holds for chunks whose tag matches the glob `tag` (None: for all), and only for ops whose
     name, such as ``aten.gelu.default``, matches one of the globs `ops` (None: for all). Ops inside
-    ``torch.utils.checkpoint`` are computed again under every policy. Results do not change, to the
-    last bit of what is computed again.
+    ``torch.utils.checkpoint`` are computed again under every policy. Results under ``"min_cut"`` and
+    ``"save"`` are the same to the last bit. Under ``"full"``, and where ops are marked, a kept value
+    whose memory is not contiguous is kept as a contiguous copy: of the same elements, but an op that
+    reads it may sum in another order, so that its results may differ by rounding.
 
     Raises:
         ValueError: an option outside its range, or `ops` beside ``"save"``.

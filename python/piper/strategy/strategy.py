@@ -105,6 +105,12 @@ class Strategy:
         return 1 if place is None else place.num_stages
 
     @property
+    def _stages(self) -> int | tuple[int, ...]:
+        """The chunks of each stage where any place says them, else how many stages there are."""
+        sizes = (place.sizes for place in self.all(Place) if place.sizes is not None)
+        return next(sizes, self.num_stages)
+
+    @property
     def num_data_shards(self) -> int:
         """How many parts the batch has: the product of the sizes of all replicate axes."""
         names = {axis for directive in self.all(Replicate) for axis in directive.axes()}
@@ -156,7 +162,8 @@ class Strategy:
     def _resolved(self, directive: Directive, dims: Mapping[str, int | None] | None) -> Directive:
         """The directive with what others, the mesh and the batch say of it."""
         if isinstance(directive, Place):
-            return replace(directive, coordinates=self.homes)
+            stages = directive.stages if directive.stages is None else self._stages
+            return replace(directive, stages=stages, coordinates=self.homes)
         if dims is None or not isinstance(directive, Split):
             return directive
         return replace(directive, dims=dims)
