@@ -67,4 +67,4 @@ docs: build ## regenerate docs/reference from TableGen
 	for page in $(REFERENCE); do cp $(BUILD)/$$page/$$page.md docs/reference/$$page.md; done
 
 bench: build ## run the benchmarks
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/*.py; do PYTHONPATH=examples $(BIN)/python $$script || exit 1; done

@@ -35,7 +35,7 @@ def RematPass : Piper_Pass<"piper-remat"> {
     | `save` | none |
     | all | ops that the model marks (`torch.utils.checkpoint`) |
 
-    Only pure ops are computed again, so that results stay equal to the last bit:
+    Only pure ops are computed again, so that min_cut leaves results equal to the last bit:
     what random and mutating ops make is kept under every policy. States, inputs,
     preambles and tangents cost nothing; a value of another chunk costs its bytes,
     as it must stay until pass B. An op that is not marked but uses what a marked

@@ -12,16 +12,21 @@ from piper_runtime import Trainer
 
 from piper.compiler import CompileError, compile
 from piper.frontend import CaptureError
+from piper.reference import Reference, check
 from piper.schedules import Table
+from piper.share import ShareError
 from piper.strategy import Strategy, annotate, order, place, remat, replicate, split, update
 
 __all__ = [
     "CaptureError",
     "CompileError",
+    "Reference",
+    "ShareError",
     "Strategy",
     "Table",
     "Trainer",
     "annotate",
+    "check",
     "compile",
     "order",
     "place",

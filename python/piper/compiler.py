@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from piper_runtime import Program
+from piper_runtime.progress import phase
 from torch import Tensor, nn
 
 from piper.emit import emit_kernels, emit_manifest, emit_programs
@@ -18,6 +20,7 @@ from piper.frontend.importer import import_step
 from piper.frontend.simplify import simplify
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
+from piper.share import Artifact, is_shared, open_store, share
 from piper.strategy import Strategy
 
 __all__ = ["CompileError", "compile"]
@@ -36,6 +39,7 @@ def compile(
     batch: Any,
     *,
     data_shards: int | None = None,
+    timeout: float = 1800.0,
 ) -> Program:
     """Compile the training and the evaluation step of a model into one program per coordinate.
 
@@ -46,15 +50,39 @@ def compile(
         batch: an example of what this process feeds to a step: a pytree of tensors. Under torchrun
             it is one data-parallel shard, else the batch of all ranks.
         data_shards: how many data-parallel shards `batch` holds; by default as `batch` says.
+        timeout: seconds that a rank waits for rank 0. Under torchrun only rank 0 compiles, and all
+            ranks, which must call this in the same order, get its program.
 
     Returns a program that a ``Trainer`` runs and ``Program.save`` writes.
     Raises CaptureError for what cannot be captured and CompileError for a strategy that does not
-    fit, each with the source lines; nothing has run by then.
+    fit, each with the source lines; nothing has run by then. Raises ShareError on the other ranks
+    if rank 0 fails or does not come, or if their strategy is not the same.
     """
-    captures = _capture(model, loss_fn, strategy, batch, data_shards)
+    make = partial(_compile, model, loss_fn, strategy, batch, data_shards)
+    if is_shared():
+        rank = int(os.environ["RANK"])
+        with open_store(timeout=timeout) as store:
+            about = _without_locations(str(strategy))
+            texts, constants = share(make, store, rank=rank, about=about, timeout=timeout)
+    else:
+        texts, constants = make()
+    factory = None if strategy.update is None else strategy.update.factory
+    return Program(texts, constants=constants, model=model, optimizer=factory)
+
+
+def _compile(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    strategy: Strategy,
+    batch: Any,
+    data_shards: int | None,
+) -> Artifact:
+    """Capture, run the passes and emit: all that ``compile`` does on the rank that compiles."""
+    with phase("capture"):
+        captures = _capture(model, loss_fn, strategy, batch, data_shards)
     _check_layout(strategy, captures[0])
     directives = strategy.ir(_batch_dims(captures[0]))
-    with ir.Context():
+    with ir.Context(), phase("compile", total=len(_LEVELS) + 1) as advance:
         module = ir.Module.parse(directives)
         for taken in captures:
             import_step(module, taken)
@@ -62,7 +90,9 @@ def compile(
         for level in _LEVELS:
             _run(module, level.pipeline)
             snapshots[level.name] = _text(module)
-        texts = _emit(module)
+            advance()
+        texts = _emit(module, snapshots["step"])
+        advance()
     texts |= {f"ir/{name}.mlir": text for name, text in snapshots.items()}
     constants = {
         state.name: state.value
@@ -70,8 +100,7 @@ def compile(
         for state in taken.states
         if state.value is not None
     }
-    factory = None if strategy.update is None else strategy.update.factory
-    return Program(texts, constants=constants, model=model, optimizer=factory)
+    return texts, constants
 
 
 @dataclass(frozen=True)
@@ -121,6 +150,12 @@ def _check_layout(strategy: Strategy, taken: Capture) -> None:
         raise CompileError(str(error)) from None
 
 
+def _without_locations(text: str) -> str:
+    """Return IR without source lines, which differ between machines."""
+    with ir.Context():
+        return str(ir.Module.parse(text))
+
+
 def _is_distributed() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
@@ -159,8 +194,8 @@ def _text(module: ir.Module) -> str:
     return f"{module.operation.get_asm(enable_debug_info=True)}\n"
 
 
-def _emit(module: ir.Module) -> dict[str, str]:
+def _emit(module: ir.Module, captured: str) -> dict[str, str]:
     """Emit kernels and programs, and the manifest that describes them."""
     symbols = Symbols(module)
     texts = {"kernels.py": emit_kernels(module), **emit_programs(module, symbols)}
-    return texts | {"manifest.json": emit_manifest(symbols, texts)}
+    return texts | {"manifest.json": emit_manifest(symbols, texts, captured=captured)}

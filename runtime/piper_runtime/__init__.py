@@ -4,23 +4,42 @@ Read first: ``rank`` (the instruction set), ``transports/local`` (the abstract m
 ``trainer``.
 """
 
-from piper_runtime.errors import DeadlockError, InstructionError, ProgramError, RemoteError
+from piper_runtime.errors import (
+    CheckError,
+    DeadlockError,
+    FaultError,
+    InstructionError,
+    ProgramError,
+    RemoteError,
+    StallError,
+)
+from piper_runtime.faults import Fault
+from piper_runtime.kernels import KernelError
+from piper_runtime.metrics import Metrics
 from piper_runtime.program import Program
 from piper_runtime.result import StepResult
+from piper_runtime.stepper import Stepper
 from piper_runtime.trainer import Trainer
 from piper_runtime.transports.base import Transport
 from piper_runtime.transports.gloo import GlooTransport
 from piper_runtime.transports.local import LocalTransport
 
 __all__ = [
+    "CheckError",
     "DeadlockError",
+    "Fault",
+    "FaultError",
     "GlooTransport",
     "InstructionError",
+    "KernelError",
     "LocalTransport",
+    "Metrics",
     "Program",
     "ProgramError",
     "RemoteError",
+    "StallError",
     "StepResult",
+    "Stepper",
     "Trainer",
     "Transport",
 ]

@@ -25,7 +25,7 @@ from piper_runtime.program import LoadedProgram
 from piper_runtime.rank import Rank
 from piper_runtime.state import Bucket
 
-__all__ = ["EntryFacts", "check_entry_point"]
+__all__ = ["EntryFacts", "check_entry_point", "record_program"]
 
 Clock = dict[str, int]
 
@@ -46,7 +46,7 @@ def check_entry_point(loaded: LoadedProgram, name: str) -> EntryFacts:
     """Check ``name`` at every coordinate and return its facts; raises ProgramError."""
     manifest, facts = loaded.manifest, EntryFacts()
     for coordinate in range(manifest.mesh.num_coordinates):
-        instructions = _record(loaded, name, manifest.mesh.first_rank(coordinate))
+        instructions = record_program(loaded, name, manifest.mesh.first_rank(coordinate))
         _check_order(instructions)
         _check_comms(instructions)
         _collect(instructions, coordinate, facts)
@@ -57,7 +57,7 @@ def check_entry_point(loaded: LoadedProgram, name: str) -> EntryFacts:
     return facts
 
 
-def _record(loaded: LoadedProgram, name: str, rank: int) -> list[Instruction]:
+def record_program(loaded: LoadedProgram, name: str, rank: int) -> list[Instruction]:
     """Call the entry point with a rank that only records; nothing is executed."""
     manifest = loaded.manifest
     coordinate = manifest.mesh.coordinate(rank)

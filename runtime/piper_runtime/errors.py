@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["DeadlockError", "InstructionError", "ProgramError", "RemoteError"]
+__all__ = [
+    "CheckError",
+    "DeadlockError",
+    "FaultError",
+    "InstructionError",
+    "ProgramError",
+    "RemoteError",
+    "StallError",
+]
 
 
 class ProgramError(ValueError):
@@ -18,4 +26,16 @@ class DeadlockError(RuntimeError):
 
 
 class RemoteError(RuntimeError):
-    """Another rank failed; the message holds that rank's report."""
+    """Another rank failed or vanished; the message holds that rank's report, or one about it."""
+
+
+class StallError(RuntimeError):
+    """No rank went on for too long; the message says which is behind, and who waits for whom."""
+
+
+class FaultError(RuntimeError):
+    """An instruction that was told to fail, to see what happens then."""
+
+
+class CheckError(RuntimeError):
+    """A value that is not what the single process computes; found in check mode."""

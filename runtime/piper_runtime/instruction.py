@@ -6,18 +6,18 @@ import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from piper_runtime.errors import InstructionError
+from piper_runtime.errors import InstructionError, RemoteError, StallError
 from piper_runtime.mesh import Comm
 
 if TYPE_CHECKING:
     from piper_runtime.rank import Rank
 
-__all__ = ["COMPUTE", "Handle", "Instruction", "Message"]
+__all__ = ["COMPUTE", "Handle", "Hook", "Instruction", "Message"]
 
 COMPUTE = "compute"
 
@@ -73,7 +73,8 @@ class Message:
     ``peer`` is a world rank (send, recv), ``root`` the index of a member of the communicator
     (broadcast), ``dim`` a tensor dim (all_gather, reduce_scatter); ``shape`` and ``dtype`` are
     those of a received tensor, and ``buffer`` where a transport puts it; ``in_place`` says that an
-    all_reduce may write its operand.
+    all_reduce may write its operand. ``label`` is what the program calls the value of a message,
+    such as ``layer.0$F#1``, on both ends, or nothing.
     """
 
     comm: Comm
@@ -83,7 +84,21 @@ class Message:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     in_place: bool = False
+    label: str = ""
     buffer: Tensor | None = None
+
+
+class Hook(Protocol):
+    """Something that watches instructions, or meddles with them, as they are executed.
+
+    What it raises is the failure of the instruction.
+    """
+
+    def before(self, instruction: Instruction) -> None:
+        """Act when the instruction is at the head of its stream and its events are done."""
+
+    def after(self, instruction: Instruction, value: Any) -> None:
+        """Act on what it made, ``value``, before anyone can use that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +108,7 @@ class Instruction:
     It may start when all earlier instructions of its stream and all of ``waits`` are done.
     ``thunk`` maps operand values to the result (a tuple for several results); a communication
     instruction has a ``message`` instead and is performed by the transport. ``freed`` are the
-    handles that a free drops.
+    handles that a free drops, and ``number`` counts the instructions of its program from 0.
     """
 
     rank: Rank
@@ -108,6 +123,8 @@ class Instruction:
     thunk: Callable[..., Any] | None
     message: Message | None
     freed: tuple[Handle, ...] = ()
+    number: int = -1
+    hooks: tuple[Hook, ...] = ()
     done: bool = False
 
     def finish(self) -> None:
@@ -117,16 +134,26 @@ class Instruction:
         self.thunk = None
         self.done = True
 
+    def begin(self) -> None:
+        """Tell the hooks that the instruction is about to be executed."""
+        for hook in self.hooks:
+            hook.before(self)
+
     def execute(self) -> None:
         """Call the thunk and store its results; raises InstructionError."""
         assert self.thunk is not None
         try:
+            self.begin()
             self.store(self.thunk(*[operand.get() for operand in self.operands]))
+        except (InstructionError, RemoteError, StallError):
+            raise  # named already, or brought by a signal
         except Exception as error:
             raise self.failure(error) from error
 
     def store(self, value: Any) -> None:
         """Give the results their values and finish."""
+        for hook in self.hooks:
+            hook.after(self, value)
         results = self.results
         if len(results) == 1:
             results[0].value = value
@@ -143,6 +170,10 @@ class Instruction:
         line = linecache.getline(self.rank.home.file, self.line).split("  #")[0].strip()
         return line or f"{self.kind} {self.label}"
 
+    def origin(self) -> str:
+        """Return what the program line's comment says: cell, source line, module, directive."""
+        return linecache.getline(self.rank.home.file, self.line).partition("  #")[2].strip()
+
     def place(self) -> str:
         """Return ``program_pp1.py:57: `y_0 = r.run(...)` ``."""
         name = Path(self.rank.home.file).name.rstrip(">")
@@ -154,8 +185,21 @@ class Instruction:
         microbatch = "" if self.microbatch is None else f", microbatch {self.microbatch}"
         return f"{self.rank.home.name}, {self.place()}{label}{microbatch}"
 
+    def identity(self) -> str:
+        """Return which value a communication instruction is about: the same on all members.
+
+        A message has its label and microbatch, the reduction of a gradient its bucket.
+        """
+        if self.message is not None and self.kind in ("send", "recv"):
+            return f"{self.message.label or 'a message'} of microbatch {self.microbatch}"
+        maker = self.operands[0].producer
+        what = f" of {maker.label}" if maker.kind == "accumulate" else ""
+        return f"{self.kind}{what}"
+
     def failure(self, error: BaseException) -> InstructionError:
-        """Return the error to raise for ``error``, naming this instruction."""
+        """Return the error to raise for ``error``, naming this instruction and where it is from."""
         if isinstance(error, InstructionError):
             return error
-        return InstructionError(f"{self.describe()}: {type(error).__name__}: {error}")
+        origin = self.origin()
+        where = f"\nfrom {origin}" if origin else ""
+        return InstructionError(f"{self.describe()}: {type(error).__name__}: {error}{where}")

@@ -13,7 +13,7 @@ from piper_runtime.errors import ProgramError
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
 
-__all__ = ["VERSION", "BucketSpec", "Manifest", "StateSpec"]
+__all__ = ["VERSION", "BucketSpec", "FlopsSpec", "Manifest", "StateSpec"]
 
 VERSION = 1
 STATE_KINDS = ("parameter", "buffer", "constant")
@@ -58,6 +58,18 @@ class BucketSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class FlopsSpec:
+    """FLOPs of one call of an entry point.
+
+    ``model`` are those of the model for the whole batch, none of them counted twice; ``executed``
+    those that a rank computes, by coordinate, with what it computes again to save memory.
+    """
+
+    model: int
+    executed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything a runtime must know beside the program texts."""
 
@@ -74,6 +86,7 @@ class Manifest:
     losses: Mapping[str, str | None]
     optimizer: str | None
     clip: float | None
+    flops: Mapping[str, FlopsSpec]
 
     @staticmethod
     def parse(text: str) -> Manifest:
@@ -92,6 +105,17 @@ class Manifest:
     def state(self, name: str) -> StateSpec:
         """Return the state called ``name`` (an alias does not count)."""
         return next(state for state in self.states if state.name == name)
+
+    def model_flops(self, entry_point: str) -> int | None:
+        """Return the model's FLOPs for a batch; None if the program does not say."""
+        return self.flops[entry_point].model if entry_point in self.flops else None
+
+    def executed_flops(self, entry_point: str) -> int | None:
+        """Return the FLOPs that all ranks compute together; None if the program does not say."""
+        if entry_point not in self.flops:
+            return None
+        executed = self.flops[entry_point].executed
+        return sum(executed) * (self.mesh.world_size // self.mesh.num_coordinates)
 
 
 def _parse(raw: Mapping[str, Any]) -> Manifest:
@@ -115,6 +139,10 @@ def _parse(raw: Mapping[str, Any]) -> Manifest:
         losses=_parse_losses(raw["losses"]),
         optimizer=raw.get("optimizer"),
         clip=raw.get("clip"),
+        flops={
+            name: FlopsSpec(entry["model"], tuple(entry["executed"]))
+            for name, entry in raw.get("flops", {}).items()
+        },
     )
 
 
@@ -156,6 +184,12 @@ def _check(manifest: Manifest) -> None:
             f"manifest expected {coordinates} programs, one per coordinate of {manifest.mesh}, "
             f"got {len(manifest.programs)}"
         )
+    for name, flops in manifest.flops.items():
+        if len(flops.executed) != coordinates:
+            raise ProgramError(
+                f"manifest expected executed flops of {name!r} for {coordinates} coordinates, "
+                f"got {len(flops.executed)}"
+            )
     unknown = [axis for axis in manifest.data_axes if axis not in manifest.mesh.names]
     if unknown:
         raise ProgramError(f"data axes expected axes of {manifest.mesh}, got {unknown[0]!r}")

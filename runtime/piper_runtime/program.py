@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -98,17 +99,38 @@ class Program:
         return Program(texts, constants=tensors, path=folder)
 
     def save(self, path: str | Path) -> None:
-        """Write the artifact to a directory, which is made if it does not exist."""
+        """Write the artifact to a directory, which is made if it does not exist.
+
+        What an older artifact there has and this one has not is removed, other files stay. The
+        manifest comes last, and every file at once, so that several processes may write the same.
+        """
         folder = Path(path)
-        for name, text in self.texts.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _files_of(folder) - set(self.texts):
+            (folder / name).unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        (folder / CONSTANTS).unlink(missing_ok=True)
         if self.constants:
             save_tensors(self.constants, folder / CONSTANTS)
+        for name, text in sorted(self.texts.items(), key=lambda item: item[0] == MANIFEST):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            part = folder / f"{name}.{uuid4().hex}"
+            part.write_text(text)
+            part.replace(folder / name)
 
     def load(self, device: torch.device) -> LoadedProgram:
         """Execute the texts as a package with kernels bound to ``device``."""
         return LoadedProgram(self, device)
+
+
+def _files_of(folder: Path) -> set[str]:
+    """Return the files of the artifact in a folder, if there is one that can be read."""
+    try:
+        manifest = Manifest.parse((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return set()
+    levels = {str(file.relative_to(folder)) for file in folder.glob("ir/*.mlir")}
+    return {KERNELS, *manifest.programs, *levels}
 
 
 class LoadedProgram:

@@ -29,7 +29,7 @@ class Rank:
     events that the instruction waits for beside its stream's earlier instructions.
     """
 
-    __slots__ = ("_inputs", "_submit", "home", "outputs")
+    __slots__ = ("_inputs", "_number", "_submit", "home", "outputs")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Rank:
         self.home = home
         self.outputs: dict[str, Tensor] = {}
         self._inputs = inputs
+        self._number = 0
         self._submit = submit
 
     # Values that enter and leave.
@@ -164,10 +165,11 @@ class Rank:
         peer: int,
         stream: str,
         mb: int | None = None,
+        label: str = "",
         after: Events = (),
     ) -> Instruction:
-        """Send a tensor to the rank at coordinate ``peer``."""
-        message = Message(self.home.comm(comm), peer=self.home.peer(peer))
+        """Send a tensor to the rank at coordinate ``peer``; both ends call it ``label``."""
+        message = Message(self.home.comm(comm), peer=self.home.peer(peer), label=label)
         return self._enqueue("send", stream, comm, mb, (value,), 0, after, None, message)[1]
 
     def recv(
@@ -179,11 +181,17 @@ class Rank:
         dtype: str,
         stream: str,
         mb: int | None = None,
+        label: str = "",
         after: Events = (),
     ) -> tuple[Handle, Instruction]:
-        """Receive a tensor from the rank at coordinate ``peer``."""
-        source = self.home.peer(peer)
-        message = Message(self.home.comm(comm), peer=source, shape=shape, dtype=dtype_of(dtype))
+        """Receive a tensor from the rank at coordinate ``peer``; both ends call it ``label``."""
+        message = Message(
+            self.home.comm(comm),
+            peer=self.home.peer(peer),
+            shape=shape,
+            dtype=dtype_of(dtype),
+            label=label,
+        )
         results, event = self._enqueue("recv", stream, comm, mb, (), 1, after, None, message)
         return results[0], event
 
@@ -288,8 +296,9 @@ class Rank:
         results = tuple([Handle() for _ in range(num_results)])
         instruction = Instruction(
             self, kind, stream, label, line or sys._getframe(2).f_lineno, microbatch,
-            operands, results, tuple(after), thunk, message, freed,
+            operands, results, tuple(after), thunk, message, freed, self._number,
         )  # fmt: skip
+        self._number += 1
         for handle in results:
             handle.producer = instruction
         self._submit(instruction)

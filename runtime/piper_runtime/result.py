@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,14 @@ class StepResult:
     ``grad_norm`` is the norm before clipping, or None if the program computes none; ``seconds`` is
     wall time; ``memory`` is peak bytes, of ``memory_of``; ``tokens`` counts the whole batch of all
     ranks (see ``Trainer``), ``devices`` the ranks of the mesh.
+
+    What follows is None where it is not known. ``flops`` are those of the model for the whole
+    batch, ``executed_flops`` those that the ranks compute, with what they compute again to save
+    memory; both come from the manifest. ``peak_flops`` is what a device could do in a second. The
+    rest is there when steps are measured (see ``Metrics``): ``slowest`` is the rank whose compute
+    stream is busy for the longest, and ``lag`` by how much longer than the median of all ranks, as
+    a fraction. ``bubble`` and ``exposed`` are fractions of the step in which that rank does not
+    compute, and in which it only communicates.
     """
 
     step: int
@@ -33,18 +41,87 @@ class StepResult:
     memory_of: str
     tokens: int
     devices: int
+    flops: int | None = None
+    executed_flops: int | None = None
+    peak_flops: float | None = None
+    bubble: float | None = None
+    exposed: float | None = None
+    slowest: str | None = None
+    lag: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second and device."""
         return self.tokens / self.seconds / self.devices
 
+    @property
+    def tflops(self) -> float | None:
+        """10^12 FLOPs of the model per second and device."""
+        return None if self.flops is None else self._rate(self.flops) / 1e12
+
+    @property
+    def mfu(self) -> float | None:
+        """The fraction of a device's peak that goes into the model's FLOPs."""
+        return self._share(self.flops)
+
+    @property
+    def hfu(self) -> float | None:
+        """The fraction of a device's peak that is used, recomputation included."""
+        return self._share(self.executed_flops)
+
+    def metrics(self) -> dict[str, float | str]:
+        """Return all that is known by key, as ``Metrics`` writes it."""
+        known: dict[str, float | str | None] = {
+            "step": self.step,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "tps": self.tokens_per_second,
+            "memory": self.memory,
+            "memory_of": self.memory_of,
+            "tflops": self.tflops,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "bubble": self.bubble,
+            "exposed": self.exposed,
+            "slowest": self.slowest,
+            "lag": self.lag,
+        }
+        if len(self.losses) > 1:
+            known |= {f"loss/{name}": value for name, value in self.losses.items()}
+        return {key: value for key, value in known.items() if value is not None}
+
     def __str__(self) -> str:
-        """Return ``step: 1 loss: 8.041234 grad_norm: 1.33 memory: 1.02GiB (rank 0) tps: 27,483``."""
-        norm = "" if self.grad_norm is None else f" grad_norm: {self.grad_norm:.4g}"
-        memory = f"memory: {self.memory / GIB:.2f}GiB ({self.memory_of})"
-        tps = f"tps: {self.tokens_per_second:,.0f}"
-        return f"step: {self.step} loss: {self.loss:.6f}{norm} {memory} {tps}"
+        """Return ``step: 1 loss: 8.041234 grad_norm: 1.33 memory: 1.02GiB (rank 0) tps: 27,483``.
+
+        Behind that comes what else is known, ``tflops: 1.97 mfu: 0.20% bubble: 11.30% exposed:
+        0.41% slowest: rank 3 (pp 1, dp 1) +4.2%``.
+        """
+        return " ".join(self._parts())
+
+    def _parts(self) -> Iterator[str]:
+        yield f"step: {self.step} loss: {self.loss:.6f}"
+        if self.grad_norm is not None:
+            yield f"grad_norm: {self.grad_norm:.4g}"
+        yield f"memory: {self.memory / GIB:.2f}GiB ({self.memory_of})"
+        yield f"tps: {self.tokens_per_second:,.0f}"
+        if self.tflops is not None:
+            yield f"tflops: {self.tflops:.3g}"
+        for name in ("mfu", "bubble", "exposed"):
+            value = getattr(self, name)
+            if value is not None:
+                yield f"{name}: {value:.2%}"
+        if self.slowest is not None and self.lag is not None:
+            yield f"slowest: {self.slowest} {self.lag:+.1%}"
+
+    def _rate(self, flops: int) -> float:
+        return flops / self.seconds / self.devices
+
+    def _share(self, flops: int | None) -> float | None:
+        if flops is None or self.peak_flops is None:
+            return None
+        return self._rate(flops) / self.peak_flops
 
 
 def peak_memory(device: torch.device) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
+from piper_runtime.movement import Packing, PartError, movement_for
 from piper_runtime.names import dtype_name, dtype_of
 from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from piper_runtime.program import Program
@@ -27,14 +27,15 @@ class Bucket:
     ``value`` is 1-D of the bucket's dtype, ``grad`` 1-D of its gradient dtype.
     """
 
-    __slots__ = ("_grad", "_optimizer", "_parameters", "members", "spec", "value")
+    __slots__ = ("_main", "_movement", "_optimizer", "_parameters", "members", "spec", "value")
 
     def __init__(self, spec: BucketSpec, members: Sequence[StateSpec], value: Tensor) -> None:
         """Take ``value`` as the bucket's own storage."""
         self.spec = spec
         self.members = tuple(members)
         self.value = value
-        self._grad: Tensor | None = None
+        self._main: Packing | None = None
+        self._movement = movement_for(value.device)
         self._optimizer: torch.optim.Optimizer | None = None
         self._parameters: list[nn.Parameter] = []
 
@@ -46,10 +47,19 @@ class Bucket:
     @property
     def grad(self) -> Tensor:
         """The flat main gradient; zeros before the first accumulation."""
-        if self._grad is None:
+        return self._main_gradient.flat
+
+    @property
+    def _main_gradient(self) -> Packing:
+        """The main gradient with the members' places in it, made when it is first asked for."""
+        if self._main is None:
             dtype = dtype_of(self.spec.grad_dtype or self.spec.dtype)
-            self._grad = torch.zeros(self.spec.numel, dtype=dtype, device=self.value.device)
-        return self._grad
+            flat = torch.zeros(self.spec.numel, dtype=dtype, device=self.value.device)
+            self._main = self._packing(flat)
+        return self._main
+
+    def _packing(self, flat: Tensor) -> Packing:
+        return Packing(flat, [member.shape for member in self.members])
 
     def slot(self, name: str) -> Tensor:
         """Return the flat tensor of slot ``value`` or ``grad``."""
@@ -59,30 +69,19 @@ class Bucket:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the members' views of a flat tensor by name, in bucket order."""
-        ends = [0, *accumulate(member.numel for member in self.members)]
-        return {
-            member.name: flat[begin:end].view(member.shape)
-            for member, (begin, end) in zip(self.members, pairwise(ends), strict=True)
-        }
+        names = (member.name for member in self.members)
+        return dict(zip(names, self._packing(flat).parts, strict=True))
 
     def accumulate(self, contribution: Tensor | tuple[Tensor, ...], *onto: Tensor) -> Tensor:
         """Write a pack or flat tensor into the main gradient, or add it if ``onto`` is given."""
-        grad = self.grad
-        if isinstance(contribution, Tensor):
-            pairs = [(grad, contribution.reshape(-1))]
-        else:
-            pairs = list(zip(self.views(grad).values(), contribution, strict=True))
-        for target, part in pairs:
-            if target.shape != part.shape:
-                raise ValueError(
-                    f"gradient of {self.spec.name!r} expected shape {tuple(target.shape)}, "
-                    f"got {tuple(part.shape)}"
-                )
-            if onto:
-                target += part
-            else:
-                target.copy_(part)
-        return grad
+        into, parts = self._main_gradient, contribution
+        if isinstance(parts, Tensor):
+            into, parts = Packing(into.flat, [into.flat.shape]), (parts.reshape(-1),)
+        try:
+            self._movement.pack(parts, into, add=bool(onto))
+        except PartError as error:
+            raise ValueError(f"gradient of {self.spec.name!r} {error.expectation}") from None
+        return into.flat
 
     def make_optimizer(self, factory: OptimizerFactory) -> None:
         """Make the optimizer of the members, as parameters that view the flat value."""
@@ -98,8 +97,9 @@ class Bucket:
             grad.copy_(gradient.reshape(-1))
         scaled = grad if factor is None else grad * factor
         scaled = scaled.to(self.value.dtype)
-        for parameter, view in zip(self._parameters, self.views(scaled).values(), strict=True):
-            parameter.grad = view
+        packed = self._main_gradient if scaled is grad else self._packing(scaled)
+        for parameter, part in zip(self._parameters, packed.parts, strict=True):
+            parameter.grad = part
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
@@ -175,10 +175,9 @@ def make_buckets(
 def flat_value(spec: BucketSpec, members: Sequence[StateSpec], weights: Weights) -> Tensor:
     """Return the first value of a bucket: its members' values, flattened and concatenated."""
     flat = torch.empty(spec.numel, dtype=dtype_of(spec.dtype))
-    begin = 0
-    for member in members:
-        flat[begin : begin + member.numel].copy_(weights.value(member).reshape(-1))
-        begin += member.numel
+    places = Packing(flat, [member.shape for member in members]).parts
+    for member, place in zip(members, places, strict=True):
+        place.copy_(weights.value(member))
     return flat
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piper_runtime.names import dtype_name, dtype_of
 
-__all__ = ["load_tensors", "save_tensors", "tensor_bytes"]
+__all__ = ["load_tensors", "pack_tensors", "save_tensors", "tensor_bytes", "unpack_tensors"]
 
 CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -24,6 +24,16 @@ HEADER_ALIGNMENT = 8
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write ``tensors`` (any shapes; dtypes of CODES, else ValueError) to ``path``."""
+    path.write_bytes(pack_tensors(tensors))
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read every tensor of a safetensors file, on the CPU."""
+    return unpack_tensors(path.read_bytes())
+
+
+def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return ``tensors`` in the safetensors format; raises ValueError for another dtype."""
     header: dict[str, Any] = {}
     blobs: list[bytes] = []
     offset = 0
@@ -40,12 +50,11 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         offset += len(blob)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+    return len(text).to_bytes(8, "little") + text + b"".join(blobs)
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read every tensor of a safetensors file, on the CPU."""
-    data = path.read_bytes()
+def unpack_tensors(data: bytes) -> dict[str, Tensor]:
+    """Return every tensor of data in the safetensors format, on the CPU."""
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     header.pop("__metadata__", None)

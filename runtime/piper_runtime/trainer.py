@@ -6,6 +6,8 @@ import hashlib
 import math
 import sys
 import time
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,29 @@ import torch
 from torch import Tensor, nn
 
 from piper_runtime import batch as batches
+from piper_runtime.check import make_checker
 from piper_runtime.checks import EntryFacts, check_entry_point
 from piper_runtime.errors import ProgramError
+from piper_runtime.faults import Fault, arm, hooked
+from piper_runtime.gaps import Summary
 from piper_runtime.home import make_home
+from piper_runtime.kernels import bind_kernels
 from piper_runtime.manifest import BucketSpec
+from piper_runtime.metrics import Metrics
 from piper_runtime.names import dtype_of
 from piper_runtime.optimizer import OptimizerFactory, load_factory
+from piper_runtime.oracle import Oracle
 from piper_runtime.program import Program
+from piper_runtime.progress import tell
 from piper_runtime.rank import Rank
 from piper_runtime.result import StepResult, peak_memory
 from piper_runtime.state import Bucket, Init, Weights, make_buckets
+from piper_runtime.stepper import Stepper
 from piper_runtime.tensorfile import tensor_bytes
 from piper_runtime.transports import Transport, transport_from
+from piper_runtime.transports.local import LocalTransport
+from piper_runtime.watch import Watch
+from piper_runtime.windows import Steps, Submit
 
 __all__ = ["Trainer"]
 
@@ -41,12 +54,24 @@ class Trainer:
     generator)`` with a generator seeded by ``seed`` and the name. ``optimizer`` maps a list of
     parameters to a torch optimizer (default: the one the strategy named).
 
+    ``metrics``, a ``Metrics`` or the path of its file, gets a line of JSON per step and measures
+    what ranks do; ``peak_flops``, FLOPs per second that a device could do, gives the MFU.
+
+    Between processes, a rank that stands still for ``timeout`` seconds (default 300) ends all, with
+    a report. ``check`` compares every value of every call with what it expects (see ``Oracle`` and
+    ``piper.Reference``); ``fault``, or the variable PIPER_FAULT, breaks one instruction on purpose
+    (see ``Fault``).
+
+    ``kernels`` is ``"eager"`` (default on a CPU), or ``"inductor"`` (default on a GPU), which compiles
+    each kernel once and keeps it (see ``piper_runtime.kernels``).
+
     A batch is what THIS process feeds: its data-parallel shard under torchrun, the concatenation
     in data-parallel order under local.
 
     Raises ProgramError if a program is not valid, ValueError if the world is not the mesh, if a
-    weight is missing or has another shape, or if replicas start from different values, and
-    TypeError for an optimizer that is not elementwise.
+    weight is missing or has another shape, if replicas start from different values, or for a peak
+    that is of no use or a fault that cannot be, and TypeError for an optimizer that is not
+    elementwise.
     """
 
     def __init__(
@@ -58,20 +83,41 @@ class Trainer:
         init: Init | None = None,
         optimizer: OptimizerFactory | None = None,
         seed: int = 0,
+        metrics: Metrics | str | Path | None = None,
+        peak_flops: float | None = None,
+        timeout: float | None = None,
+        check: Oracle | None = None,
+        fault: Fault | str | None = None,
+        kernels: str | None = None,
     ) -> None:
         """Check the program, open the communicators and make the state."""
         self.program = program if isinstance(program, Program) else Program.open(program)
-        self.transport = transport_from(transport)
+        self.transport = transport_from(transport, timeout=timeout)
         self.steps = 0
         self._manifest = manifest = self.program.manifest
+        self._peak_flops = _check_peak(peak_flops, self.program)
+        if isinstance(metrics, str | Path):
+            metrics = Metrics(metrics)
         self._loaded = self.program.load(self.transport.device)
         self._facts = {
             name: check_entry_point(self._loaded, name) for name in manifest.entry_points
         }
+        self._fault = arm(fault, self._loaded)
         self.transport.start(manifest)
+        self._watch = Watch(self.program, self.transport, metrics)
+        self.transport.guard(self._loaded)
+        self._checker = make_checker(check, manifest, self.transport)
         model = self.program.model if model is None else model
         weights = Weights(self.program, model=model, init=init, seed=seed)
         coordinates = {rank: manifest.mesh.coordinate(rank) for rank in self.transport.ranks}
+        self.kernels = bind_kernels(
+            self.program,
+            self._loaded,
+            backend=kernels,
+            device=self.transport.device,
+            coordinates=set(coordinates.values()),
+            say=tell if 0 in self.transport.ranks else None,
+        )
         buckets = make_buckets(manifest, weights, coordinates, self.transport.device)
         self._homes = {
             rank: make_home(
@@ -93,8 +139,44 @@ class Trainer:
         """Run one training step; the result is the same on every rank.
 
         Raises ValueError or TypeError if the batch does not have the program's signature,
-        InstructionError if an instruction fails here and RemoteError if one fails elsewhere.
+        InstructionError if an instruction fails here, RemoteError if one fails elsewhere and
+        StallError if no rank goes on.
         """
+        if not self._watch.looks:
+            return self._step(batch)
+        return self._watch.run(self.steps + 1, partial(self._step, batch))
+
+    def trace(self, path: str | Path, *, steps: Steps = None) -> AbstractContextManager[None]:
+        """Record the instructions of all ranks while the block runs, or of ``steps`` in it.
+
+        ``path`` becomes JSON for ui.perfetto.dev and ``piper trace``; the process of rank 0 writes
+        it after the last step. Under torchrun all ranks open the block. Raises ValueError for steps
+        that are not consecutive, are over, or differ between ranks.
+        """
+        return self._watch.trace(path, steps, done=self.steps)
+
+    def profile(
+        self, path: str | Path, *, steps: Steps = None, rank: int = 0
+    ) -> AbstractContextManager[None]:
+        """Run torch's profiler in the process of ``rank`` in the block, or for ``steps`` of it.
+
+        ``path`` becomes JSON for ui.perfetto.dev. Raises ValueError for steps that are not
+        consecutive or are over, an unknown rank, or if another of torch's windows is open.
+        """
+        return self._watch.profile(path, steps, rank=rank, done=self.steps)
+
+    def snapshot_memory(
+        self, path: str | Path, *, steps: Steps = None, rank: int = 0
+    ) -> AbstractContextManager[None]:
+        """Record every allocation of the process of ``rank`` in the block, or for ``steps`` of it.
+
+        On a CPU ``path`` becomes JSON for ui.perfetto.dev with a counter of bytes, on CUDA a
+        snapshot for pytorch.org/memory_viz. Raises ValueError as ``profile`` does, and for other
+        devices.
+        """
+        return self._watch.snapshot_memory(path, steps, rank=rank, done=self.steps)
+
+    def _step(self, batch: Any) -> StepResult:
         start = time.perf_counter()
         outputs = self.outputs("train", batch)
         seconds = time.perf_counter() - start
@@ -111,6 +193,9 @@ class Trainer:
             memory_of="all ranks" if len(self.transport.ranks) > 1 else f"rank {self._first}",
             tokens=self._num_tokens(),
             devices=self._manifest.mesh.world_size,
+            flops=self._manifest.model_flops("train"),
+            executed_flops=self._manifest.executed_flops("train"),
+            peak_flops=self._peak_flops,
         )
 
     def evaluate(self, batch: Any) -> float:
@@ -127,14 +212,30 @@ class Trainer:
         if facts is None:
             known = list(self._manifest.entry_points)
             raise ProgramError(f"program expected entry point {entry_point!r}, got only {known}")
+        self.transport.begin(entry_point, step=self.steps + 1)
         try:
             with torch.no_grad():
                 ranks = self._enqueue(entry_point, batch)
                 self.transport.drain()
-                return self._share_outputs(facts, ranks)
+                outputs = self._share_outputs(facts, ranks)
+            self.transport.end()
+            return outputs
         except BaseException as error:
             self.transport.abort(error)
             raise
+
+    def stepper(self, batch: Any, *, entry_point: str = "train") -> Stepper:
+        """Begin a call of an entry point, to be executed instruction by instruction.
+
+        For the local transport only: TypeError for another. Errors are those of ``step``.
+        """
+        transport = self.transport
+        if not isinstance(transport, LocalTransport):
+            raise TypeError(f"stepper expected the local transport, got {transport.name}")
+        transport.begin(entry_point, step=self.steps + 1)
+        with torch.no_grad():
+            ranks = self._enqueue(entry_point, batch)
+        return Stepper(transport, ranks, finish=partial(self._finish, entry_point, ranks))
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the reduced main gradients of the last step, before clipping, by every name.
@@ -154,8 +255,14 @@ class Trainer:
         constants = {state.name for state in self._manifest.states if state.kind == "constant"}
         return {name: tensor for name, tensor in states.items() if name not in constants}
 
+    @property
+    def checked(self) -> Summary | None:
+        """What check mode has compared so far, in this process."""
+        return None if self._checker is None else self._checker.summary
+
     def close(self) -> None:
         """Release threads and communicators of the transport."""
+        self._watch.close()
         self.transport.close()
 
     # Running.
@@ -164,14 +271,30 @@ class Trainer:
         """Call the rank programs of an entry point, which hand instructions to the transport."""
         manifest, ranks = self._manifest, {}
         shards = self._shards(batch)
+        submit = self._submit(entry, shards)
         for index, home in self._homes.items():
             shard = shards[manifest.mesh.index(index, manifest.data_axes) if len(shards) > 1 else 0]
             inputs = batches.microbatches(
                 shard, manifest.inputs, num_microbatches=manifest.microbatches
             )
-            ranks[index] = Rank(home, inputs=inputs, submit=self.transport.submit)
+            ranks[index] = Rank(home, inputs=inputs, submit=submit)
             self._loaded.entry_point(manifest.mesh.coordinate(index), entry)(ranks[index])
         return ranks
+
+    def _submit(self, entry: str, shards: list[dict[str, Tensor]]) -> Submit:
+        """Return how instructions are submitted: past whoever checks them, or breaks one."""
+        hooks = []
+        if self._checker is not None:
+            states = self.full_state_dict()
+            hooks.append(self._checker.begin(entry, shards=shards, states=states))
+        if self._fault is not None and self._fault.strikes(entry, self.steps + 1):
+            hooks.append(self._fault.attach)
+        return hooked(self._watch.submit, hooks)
+
+    def _finish(self, entry: str, ranks: dict[int, Rank]) -> dict[str, float]:
+        """Return the outputs of a call that was executed step by step."""
+        self.steps += entry == "train"
+        return self._share_outputs(self._facts[entry], ranks)
 
     def _shards(self, batch: Any) -> list[dict[str, Tensor]]:
         """Check the batch and cut it, on the device; on the first step compare it across ranks."""
@@ -283,6 +406,20 @@ class Trainer:
             if not dtype_of(spec.dtype).is_floating_point:
                 return math.prod(spec.shape) * count
         return split[0].shape[split[0].dim or 0] * count if split else count
+
+
+def _check_peak(peak_flops: float | None, program: Program) -> float | None:
+    """Refuse a peak that is no peak, or that nothing can be compared with."""
+    if peak_flops is None:
+        return None
+    if not peak_flops > 0:
+        raise ValueError(f"peak_flops expected FLOPs per second above 0, got {peak_flops}")
+    if program.manifest.model_flops("train") is None:
+        raise ValueError(
+            "peak_flops expected a program that says how many FLOPs a step has, got one that does "
+            "not: compile it again"
+        )
+    return peak_flops
 
 
 def _loose_states(program: Program, weights: Weights) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Makes the models of the capture tests importable, and keeps captures fast."""
+"""Makes the models of the capture tests and the examples importable, and keeps captures fast."""
 
 import logging
 import sys
@@ -9,4 +9,5 @@ import torch
 # pytest would record torch's structured trace log, which makes a capture several times slower.
 logging.getLogger("torch.__trace").propagate = False
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parents[1] / "frontend"))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "test" / "frontend"), str(ROOT / "examples")]

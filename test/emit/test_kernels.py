@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,11 +99,13 @@ def _check_storages(tensors: Sequence[Tensor], num_arguments: int) -> None:
 
 HEADER = '''"""Kernels: pure functions of tensors, one for each distinct computation of the program."""
 
+from __future__ import annotations
+
 import math
 
 import torch
 
-aten = torch.ops.aten
+nn = torch._C._nn
 device = torch.device("cpu")  # the loader sets the rank's
 '''
 
@@ -129,28 +132,33 @@ piper.kernel @addmm$7c1e(%x: !x, %w: !w, %b: tensor<3xf32>) -> (!y, !s) {
 }
 """
 LINEAR_TEXT = """
+# Ops that torch has no function for.
+full_default = torch.ops.aten.full.default._op
 
-def addmm_7c1e(a0, a1, a2):
-    v0 = aten.t.default(a1)  # model.py:14
-    v1 = aten.addmm.default(a2, a0, v0)
-    v2 = aten.clamp.default(v1, -math.inf, None)  # lib/layer.py:15
-    v3 = aten.max.dim(v2, 1, False)[0]; del v2  # model.py:16
-    v4 = aten.full.default([], 0.1, device=device, dtype=torch.float32, layout=torch.strided, \
+
+def addmm_7c1e(a0: float32[4, 2], a1: float32[3, 2], a2: float32[3]):
+    v0 = torch.addmm(a2, a0, a1.t())  # model.py:14
+    v1 = torch.clamp(v0, -math.inf)  # lib/layer.py:15
+    v2 = torch.max(v1, 1)[0]; del v1  # model.py:16
+    v3 = full_default([], 0.1, device=device, dtype=torch.float32, layout=torch.strided, \
 pin_memory=False)
-    v5 = aten.sum.default(v3, dtype=torch.float32); del v3
-    v6 = aten.add.Tensor(v5, v4)
-    return v1, v6
+    v4 = torch.sum(v2, dtype=torch.float32); del v2
+    v5 = v4 + v3
+    return v0, v5
 """
 
 
 def test_text_of_a_kernel() -> None:
     assert emit_kernels(ir.Module.parse(LINEAR)) == HEADER + LINEAR_TEXT
+    page = Path(__file__).parents[2] / "docs" / "kernels.md"
+    assert LINEAR_TEXT[LINEAR_TEXT.index("def ") :] in page.read_text()
 
 
 def lines(text: str) -> list[str]:
     """Return the lines of the only function of a module of kernels, without comments."""
-    emitted = emit_kernels(ir.Module.parse(text)).removeprefix(HEADER)
-    return [line.partition("  #")[0].strip() for line in emitted.strip().splitlines()]
+    emitted = emit_kernels(ir.Module.parse(text))
+    function = emitted[emitted.index("\ndef ") :].strip()
+    return [line.partition("  #")[0].strip() for line in function.splitlines()]
 
 
 def test_results_that_nothing_uses_are_dropped_at_once() -> None:
@@ -163,15 +171,14 @@ def test_results_that_nothing_uses_are_dropped_at_once() -> None:
       %3 = torch "aten.relu.default"(%0) facts <pure> : (!x) -> !x
       return %3, %2 : !x, !s
     }""") == [
-        "def norm_0(a0):",
-        "v0, _, v1 = aten.native_layer_norm.default(a0, [8], None, None, 1e-05); del _",
-        "v2 = aten.relu.default(v0)",
+        "def norm_0(a0: float32[4, 8]):",
+        "v0, _, v1 = torch.native_layer_norm(a0, [8], None, None, 1e-05); del _",
+        "v2 = torch.relu(v0)",
         "return v2, v1",
     ]
 
 
-def test_results_that_are_none_keep_the_places_of_others() -> None:
-    assert lines("""
+NORM_BACKWARD = """
     !x = tensor<4x8xf32>
     !s = tensor<4x1xf32>
     !w = tensor<8xf32>
@@ -180,7 +187,29 @@ def test_results_that_are_none_keep_the_places_of_others() -> None:
           [true, false, true]) facts <pure> {positions = array<i64: 0, 2>}
           : (!x, !x, !s, !s, !w, !w) -> (!x, !w)
       return %0, %1 : !x, !w
-    }""")[1].startswith("v0, _, v1 = aten.native_layer_norm_backward.default(")
+    }"""
+
+
+def test_results_that_are_none_keep_the_places_of_others() -> None:
+    assert lines(NORM_BACKWARD)[4].startswith("v0, _, v1 = native_layer_norm_backward_default(a0, ")
+
+
+def test_ops_without_a_function_are_bound_once_in_front() -> None:
+    text = emit_kernels(ir.Module.parse(NORM_BACKWARD))
+    name = "native_layer_norm_backward"
+    bound = f"{name}_default = torch.ops.aten.{name}.default._op\n"
+    assert text.startswith(
+        f"{HEADER}\n# Ops that torch has no function for.\n{bound}\n\ndef norm_0("
+    )
+
+
+def test_long_signatures_are_broken_between_arguments() -> None:
+    assert lines(NORM_BACKWARD)[:4] == [
+        "def norm_0(",
+        "a0: float32[4, 8], a1: float32[4, 8], a2: float32[4, 1], a3: float32[4, 1], a4: float32[8],",
+        "a5: float32[8],",
+        "):",
+    ]
 
 
 def test_views_that_contiguous_arguments_forbid_are_reshapes() -> None:
@@ -192,21 +221,48 @@ def test_views_that_contiguous_arguments_forbid_are_reshapes() -> None:
       %3 = torch "aten.relu.default"(%0) facts <pure> : (tensor<3x2xf32>) -> tensor<3x2xf32>
       return %2, %3 : tensor<6xf32>, tensor<3x2xf32>
     }""") == [
-        "def relu_0(a0):",
-        "v0 = aten.t.default(a0)",
-        "v1 = aten.reshape.default(v0, [6])",
-        "v2 = aten.relu.default(v1); del v1",
-        "v3 = aten.relu.default(v0)",
+        "def relu_0(a0: float32[2, 3]):",
+        "v0 = a0.t()",
+        "v1 = v0.reshape(6)",
+        "v2 = torch.relu(v1); del v1",
+        "v3 = torch.relu(v0)",
         "return v2, v3.contiguous()",
     ]
 
 
-def test_ops_of_other_namespaces_and_no_results() -> None:
+def test_a_value_lives_as_long_as_the_views_that_stand_in_for_it() -> None:
     assert lines("""
-    piper.kernel @any$0(%x: tensor<2xf32>) {
-      %0 = torch "prims.sin.default"(%x) facts <pure> : (tensor<2xf32>) -> tensor<2xf32>
+    !x = tensor<2x3xf32>
+    !t = tensor<3x2xf32>
+    piper.kernel @mm$0(%x: !x) -> (tensor<3x3xf32>, tensor<3x3xf32>) {
+      %0 = torch "aten.relu.default"(%x) facts <pure> : (!x) -> !x
+      %1 = torch "aten.t.default"(%0) facts <view> : (!x) -> !t
+      %2 = torch "aten.tanh.default"(%x) facts <pure> : (!x) -> !x
+      %3 = torch "aten.mm.default"(%1, %2) facts <pure> : (!t, !x) -> tensor<3x3xf32>
+      %4 = torch "aten.neg.default"(%3) facts <pure> : (tensor<3x3xf32>) -> tensor<3x3xf32>
+      return %3, %4 : tensor<3x3xf32>, tensor<3x3xf32>
+    }""") == [
+        "def mm_0(a0: float32[2, 3]):",
+        "v0 = torch.relu(a0)",
+        "v1 = torch.tanh(a0)",
+        "v2 = torch.mm(v0.t(), v1); del v0, v1",
+        "v3 = -v2",
+        "return v2, v3",
+    ]
+
+
+def test_ops_of_other_namespaces_scalars_and_no_results() -> None:
+    text = """
+    piper.kernel @any$0(%x: tensor<f32>) {
+      %0 = torch "prims.sin.default"(%x) facts <pure> : (tensor<f32>) -> tensor<f32>
       return
-    }""") == ["def any_0(a0):", "v0 = torch.ops.prims.sin.default(a0)", "return None"]
+    }"""
+    assert lines(text) == [
+        "def any_0(a0: float32[()]):",
+        "v0 = prims_sin_default(a0)",
+        "return None",
+    ]
+    assert load(emit_kernels(ir.Module.parse(text)))["any_0"](torch.ones(())) is None
 
 
 def test_text_is_the_same_for_a_module_that_was_printed() -> None:

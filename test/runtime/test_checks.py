@@ -160,7 +160,7 @@ def test_one_queue_deadlocks_where_streams_do_not() -> None:
     texts = edited(STAGE_1).texts
     lines = texts[STAGE_1].splitlines(keepends=True)
     [ahead] = [line for line in lines if line.startswith("    x1_1, v_1 = r.recv")][:1]
-    [first] = [line for line in lines if line.startswith("    x2_1, r1_1 = r.run")][:1]
+    [first] = [line for line in lines if line.startswith("    x1_2, v_2 = r.recv")][:1]
     train, evaluation = texts[STAGE_1].split("def eval")
     moved = train.replace(ahead, "").replace(first, ahead + first)
     program = edited(STAGE_1, (train, moved))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,31 @@ def test_update_casts_scales_and_keeps_the_gradient() -> None:
     assert value is held.value
     assert torch.equal(held.grad, torch.arange(8.0))
     assert torch.equal(held.views(held.value)["b"], value[6:8])
+
+
+@pytest.mark.parametrize("flags", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD], ids=["AdamW", "SGD"])
+def test_optimizers_of_many_tensors_at_once_work_on_views(
+    kind: type[torch.optim.Optimizer], flags: dict[str, bool]
+) -> None:
+    """Members that start at odd places give what tensors of their own give."""
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1, **flags}
+    options |= {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    shapes = {"a": (3,), "b": (4, 5), "c": (1, 7)}
+    members = [StateSpec(n, "parameter", shape, "float64", True, ()) for n, shape in shapes.items()]
+    spec = BucketSpec("a$b", tuple(shapes), (0,), "float64", 30, "float64")
+    held = Bucket(spec, members, torch.linspace(-1, 1, 30, dtype=torch.float64))
+    alone = [nn.Parameter(view.clone()) for view in held.views(held.value).values()]
+    held.make_optimizer(lambda parameters: kind(parameters, **options))
+    optimizer = kind(alone, **options)
+    for step in range(3):
+        gradient = torch.linspace(step, 2, 30, dtype=torch.float64).cos()
+        held.update(gradient, None)
+        for parameter, view in zip(alone, held.views(gradient).values(), strict=True):
+            parameter.grad = view.clone()
+        optimizer.step()
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in alone])
+    torch.testing.assert_close(held.value, flat, rtol=1e-14, atol=1e-14)
 
 
 def test_an_update_needs_an_optimizer_and_a_slot_has_a_name() -> None:

@@ -1,4 +1,4 @@
-"""The command line ``piper``: compile a program, look at one, and simulate one."""
+"""The command line ``piper``: compile a program, look at one, simulate one, judge its trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from piper.cli import compile, show, simulate
+from piper.cli import compile, show, simulate, trace
 from piper.cli.errors import is_message, message
 
 __all__ = ["main"]
@@ -20,6 +20,7 @@ program per pipeline coordinate, and look at the result.
   piper simulate out --device H100 --link nvlink
                                          time, bubbles and memory; also of a
                                          schedule that is only a name or a table
+  piper trace out trace.json             what real steps took, beside that
   piper-opt out/ir/chunks.mlir --piper-record --piper-materialize
                                          run passes on a level of the IR
 """
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (compile, show, simulate):
+    for command in (compile, show, simulate, trace):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

@@ -62,23 +62,44 @@ class _Function:
                 raise NotImplementedError(f"emission expected no {op.name} in a chunk, got {op}")
 
     def _unpack(self, op: ir.Operation) -> Iterator[str]:
-        """Yield one line per member that is used: a view of its part of the flat tensor."""
+        """Yield the lines that name the members which are used: views of the flat tensor.
+
+        Several are made by one split, which costs less than a slice each; their shape is given
+        where they are read.
+        """
         flat = self._names[op.operands[0]]
         bucket = ir.FlatSymbolRefAttr(op.attributes["bucket"]).value
-        start = 0
-        for state, member in zip(self._members[bucket], op.results, strict=True):
-            shape = ir.RankedTensorType(member.type).shape
-            end = start + prod(shape)
-            if len(list(member.uses)) > 0:
-                name = self._bind(member, "_".join(state.split(".")[-2:]))
-                yield f"{name} = {flat}[{start}:{end}].view({_shape(shape)})"
-            start = end
+        sizes = [prod(ir.RankedTensorType(member.type).shape) for member in op.results]
+        used = [_is_used(member) for member in op.results]
+        names = [
+            self._bind(member, "_".join(state.split(".")[-2:])) if is_used else "_"
+            for state, member, is_used in zip(self._members[bucket], op.results, used, strict=True)
+        ]
+        if sum(used) > 1:
+            yield f"{', '.join(names)} = {flat}.split_with_sizes({sizes})"
+            for name, member in zip(names, op.results, strict=True):
+                self._names[member] = _shaped(name, member)
+        elif any(used):
+            index = used.index(True)
+            start, end = sum(sizes[:index]), sum(sizes[: index + 1])
+            part = flat if len(sizes) == 1 else f"{flat}[{start}:{end}]"
+            yield f"{names[index]} = {_shaped(part, op.results[index])}"
 
     def _launch(self, op: ir.Operation) -> str:
         kernel = identifier(ir.FlatSymbolRefAttr(op.attributes["kernel"]).value)
         arguments = ", ".join(self._names[operand] for operand in op.operands)
         results = ", ".join(self._bind(result, "y") for result in op.results)
         return f"{results} = k.{kernel}({arguments})"
+
+
+def _is_used(value: ir.Value[ir.Type]) -> bool:
+    return next(iter(value.uses), None) is not None
+
+
+def _shaped(flat: str, member: ir.Value[ir.Type]) -> str:
+    """Return a flat part in the shape of its member."""
+    shape = ir.RankedTensorType(member.type).shape
+    return flat if len(shape) == 1 else f"{flat}.view({_shape(shape)})"
 
 
 def _shape(shape: list[int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from piper_runtime.program import content_hash
 
+from piper.emit.flops import count_flops
 from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
@@ -16,11 +17,19 @@ from piper.mlir import ir
 __all__ = ["emit_manifest"]
 
 
-def emit_manifest(symbols: Symbols, texts: Mapping[str, str]) -> str:
-    """Return ``manifest.json`` for a lowered module and the Python texts made from it."""
+def emit_manifest(
+    symbols: Symbols, texts: Mapping[str, str], *, captured: str | None = None
+) -> str:
+    """Return ``manifest.json`` for a lowered module and the Python texts made from it.
+
+    With the text of the ``captured`` step it says how many FLOPs a training step has.
+    """
     steps = {name_of(step): step for step in symbols.all("step")}
     train = steps["train"]
     update = next(iter(_directives(symbols, "piper.do.update")), None)
+    programs = sorted(
+        (name for name in texts if name.startswith("program_")), key=_coordinate_of(symbols)
+    )
     manifest = {
         "version": 1,
         "hash": content_hash(texts),
@@ -31,14 +40,14 @@ def emit_manifest(symbols: Symbols, texts: Mapping[str, str]) -> str:
         "states": [_state(state) for state in symbols.all("state")],
         "buckets": [_bucket(bucket, symbols) for bucket in symbols.all("bucket")],
         "comms": [_comm(comm) for comm in symbols.all("comm")],
-        "programs": sorted(
-            (name for name in texts if name.startswith("program_")), key=_coordinate_of(symbols)
-        ),
+        "programs": programs,
         "entry_points": list(steps),
         "losses": _losses(train),
         "optimizer": _text(update, "optimizer"),
         "clip": _number(update, "clip"),
     }
+    if captured is not None:
+        manifest["flops"] = count_flops(symbols, texts, programs, captured=captured)
     return json.dumps(manifest, indent=1) + "\n"
 
 

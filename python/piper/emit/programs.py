@@ -178,7 +178,8 @@ class _EntryPoint:
 
     def _message(self, row: Row) -> list[str]:
         comm = row["stream"]
-        return [f"comm={comm!r}", f"stream={comm!r}", f"peer={row['peer']}", f"mb={row['mb']}"]
+        where = [f"comm={comm!r}", f"stream={comm!r}", f"peer={row['peer']}", f"mb={row['mb']}"]
+        return [*where, f"label={row['label']!r}"] if row.get("label") else where
 
     def _all_reduce(self, row: Row) -> _Call:
         comm, operand = row["stream"], self._names[row["in"][0]]

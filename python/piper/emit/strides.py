@@ -19,10 +19,10 @@ aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-def reshape_where_needed(graph: fx.Graph, arguments: Sequence[ir.Type]) -> None:
+def reshape_where_needed(graph: fx.Graph, arguments: Sequence[ir.Type]) -> FakeTensorMode:
     """Turn each ``view`` of ``graph`` that contiguous arguments make impossible into a ``reshape``.
 
-    Leaves the fake result of each node in ``meta["val"]``.
+    Leaves the fake result of each node in ``meta["val"]``, and returns the mode of these.
     """
     given = iter(arguments)
     with FakeTensorMode() as mode, torch.no_grad():
@@ -31,6 +31,7 @@ def reshape_where_needed(graph: fx.Graph, arguments: Sequence[ir.Type]) -> None:
                 node.meta["val"] = _fake(next(given))
             elif node.op == "call_function":
                 _run(node, mode)
+    return mode
 
 
 def _fake(type_: ir.Type) -> Tensor:

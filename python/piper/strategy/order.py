@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,8 @@ from piper.schedules import (
     schedule_name,
     validate,
 )
+from piper.search import Memory, auto_order
+from piper.simulate import Costs
 from piper.strategy.directive import Directive
 
 Generator = Callable[[int, int, int], Table | Iterable[Row]]
@@ -34,6 +36,32 @@ _WORDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True)
+class Auto:
+    """An order that is searched for; the fields are what `piper.search.auto_order` takes."""
+
+    costs: Costs | None = None
+    latency: float = 0.0
+    memory: float | Sequence[float] | Memory | None = None
+    effort: float = 1.0
+
+    def table(self, homes: Homes, microbatches: int) -> Table:
+        """The table found, the same in every process.
+
+        Raises:
+            ValueError: see `piper.search.auto_order`.
+        """
+        found = auto_order(
+            homes,
+            microbatches=microbatches,
+            costs=self.costs,
+            latency=self.latency,
+            memory=self.memory,
+            effort=self.effort,
+        )
+        return found.table
+
+
 @dataclass(frozen=True, repr=False)
 class Order(Directive):
     """Issue passes in the order of a schedule, which is one of
@@ -45,6 +73,9 @@ class Order(Directive):
       rows; `chunks` is the most stages that a coordinate holds
     - the path of a CSV file in torch's notation: a `Path`, or a str that ends in .csv; one of rows
       of different length, as torch itself writes, is read by `Table.read_csv(path, ragged=True)`
+    - "auto": the order of least makespan that a search finds for the `costs` of stages (by default
+      F, I and W of every stage take 1, whatever the model), `latency` of messages and `memory` of
+      ranks given; see `piper.search.auto_order`, which also says how far from a bound it is
 
     A named schedule also says where stages run, unless `place` does, which then must agree up to
     the names of the coordinates. Any other must run every stage where `place` puts it, and is
@@ -57,7 +88,7 @@ class Order(Directive):
         TypeError: none of these.
     """
 
-    schedule: str | Path | Table | Generator
+    schedule: str | Path | Table | Generator | Auto
 
     def __post_init__(self) -> None:
         """Check the fields; a file is read now."""
@@ -66,7 +97,7 @@ class Order(Directive):
             object.__setattr__(self, "schedule", Table.read_csv(given))
         elif isinstance(given, str):
             object.__setattr__(self, "schedule", schedule_name(given))
-        elif not isinstance(given, Table) and not callable(given):
+        elif not isinstance(given, Table | Auto) and not callable(given):
             raise TypeError(
                 "order schedule must be a name, a Table, a function or the path of a .csv file, "
                 f"got {given!r}"
@@ -129,6 +160,8 @@ class Order(Directive):
         """The table of the user's own schedule."""
         if isinstance(self.schedule, Table):
             return self.schedule
+        if isinstance(self.schedule, Auto):
+            return self.schedule.table(homes, microbatches)
         assert callable(self.schedule)
         made = self.schedule(homes.ranks, microbatches, homes.chunks)
         if not isinstance(made, Table | Iterable):
@@ -149,6 +182,25 @@ def _renamed(schedule: Schedule, homes: Homes, microbatches: int) -> Table:
     return Table(rows[names.index(coordinate)] for coordinate in range(homes.ranks))
 
 
-def order(schedule: str | Path | Table | Generator) -> Order:
-    """Issue passes in the order of a schedule; see `Order`."""
+def order(
+    schedule: str | Path | Table | Generator,
+    *,
+    costs: Costs | None = None,
+    latency: float | None = None,
+    memory: float | Sequence[float] | Memory | None = None,
+    effort: float | None = None,
+) -> Order:
+    """Issue passes in the order of a schedule; see `Order`.
+
+    Raises:
+        TypeError: options of a search beside a schedule that is not "auto".
+    """
+    given = {"costs": costs, "latency": latency, "memory": memory, "effort": effort}
+    options = {name: value for name, value in given.items() if value is not None}
+    if isinstance(schedule, str) and schedule.lower() == "auto":
+        return Order(Auto(**options))  # type: ignore[arg-type]  # of the types above
+    if options:
+        raise TypeError(
+            f"order options {', '.join(options)} are for a search, order('auto'), got {schedule!r}"
+        )
     return Order(schedule)

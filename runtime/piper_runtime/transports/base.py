@@ -12,6 +12,7 @@ from torch import Tensor
 from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Mesh
+from piper_runtime.program import LoadedProgram
 
 __all__ = ["Observer", "Transport", "rank_order_sum"]
 
@@ -28,18 +29,32 @@ class Transport(ABC):
 
     Life: ``start`` once, then per step ``submit`` in program order and ``drain``. The methods
     ``broadcast`` and ``gather`` serve the trainer between steps. ``observer`` is told of every
-    instruction.
+    instruction. With ``identify``, which all ranks set or none, messages and collectives say which
+    value they carry, and it is an error if their members mean different ones.
     """
 
     name: str
     device: torch.device
     ranks: tuple[int, ...] = ()
     poison: bool = False
+    identify: bool = False
     observer: Observer | None = None
 
     @abstractmethod
     def start(self, manifest: Manifest) -> None:
         """Check the mesh against the world, set ``ranks`` and open the communicators."""
+
+    def guard(self, loaded: LoadedProgram) -> None:
+        """Begin to watch over the ranks, which run ``loaded``, if they can wait for each other."""
+        return
+
+    def begin(self, entry_point: str, *, step: int) -> None:
+        """Take note that a call of an entry point begins, in or behind training step ``step``."""
+        return
+
+    def end(self) -> None:
+        """Take note that a call is over."""
+        return
 
     @abstractmethod
     def submit(self, instruction: Instruction) -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from piper_runtime.errors import DeadlockError
+from piper_runtime.errors import DeadlockError, InstructionError
 from piper_runtime.instruction import COMPUTE, Handle, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.transports.base import Transport, rank_order_sum
@@ -34,9 +34,11 @@ class LocalTransport(Transport):
     """Deterministic scheduler for every rank of the mesh.
 
     With ``single_queue`` all communication of a rank shares one queue, as on a device that runs
-    one message at a time. With ``seed`` the order among instructions that can go on is random:
-    results must not depend on it. With ``poison`` freed tensors are filled with NaN, and a chunk
-    whose results share storage with an operand or another result is an error.
+    one message at a time. With ``seed`` the order among instructions that can go on is random, and
+    with ``delays`` each stream of a rank has a random speed as well, some a thousandth of others,
+    so that its instructions come late: results must not depend on either. With ``poison`` freed
+    tensors are filled with NaN, and a chunk whose results share storage with an operand or another
+    result is an error.
     """
 
     name = "local"
@@ -46,13 +48,17 @@ class LocalTransport(Transport):
         *,
         single_queue: bool = False,
         seed: int | None = None,
+        delays: bool = False,
         poison: bool = True,
         device: str = "cpu",
     ) -> None:
-        """Make an idle transport."""
+        """Make an idle transport; raises ValueError for delays without a seed."""
+        if delays and seed is None:
+            raise ValueError("delays of streams expected a seed, got none")
         self.device = torch.device(device)
         self.poison = poison
         self._single_queue = single_queue
+        self._delays = delays
         self._random = None if seed is None else random.Random(seed)
         self._queues: dict[tuple[int, str], deque[Instruction]] = {}
         self._arrived: dict[Key, dict[int, Instruction]] = {}
@@ -72,19 +78,42 @@ class LocalTransport(Transport):
             queue = self._queues[key] = deque()
         queue.append(instruction)
 
+    def begin(self, entry_point: str, *, step: int) -> None:
+        """Start a call; raises RuntimeError while another one is executed step by step."""
+        if any(self._queues.values()):
+            raise RuntimeError(f"{entry_point} expected no stepper that is not finished or closed")
+
+    def pending(self) -> list[Instruction]:
+        """Return what was submitted and is not executed, stream by stream."""
+        return [i for queue in self._queues.values() for i in queue if not i.done]
+
     def drain(self) -> None:
         """Execute until nothing can go on; raises DeadlockError if anything is left."""
+        for _ in self.walk():
+            pass
+
+    def walk(self) -> Generator[Instruction, None, None]:
+        """Execute what was submitted one by one, yielding each instruction before it is executed.
+
+        With the one that is yielded, a message or collective, those of all members are executed,
+        once the next is asked for. Raises DeadlockError at the end if anything is left. What an
+        iterator that is closed early has not executed is forgotten.
+        """
         try:
-            if self._random is None:
-                self._drain_in_order()
-            else:
-                self._drain_at_random(self._random)
+            yield from self._in_order() if self._random is None else self._at_random(self._random)
             stuck = [queue[0] for queue in self._queues.values() if queue]
             if stuck:
                 raise DeadlockError(self._report(stuck))
         finally:
             self._queues.clear()
             self._arrived.clear()
+
+    def members(self, head: Instruction) -> list[Instruction]:
+        """Return the instructions that are executed together with ``head``, which can go on."""
+        if head.message is None:
+            return [head]
+        arrived = self._arrived[_rendezvous(head)]
+        return [arrived[rank] for rank in sorted(arrived)]
 
     def broadcast(self, value: Tensor, *, owner: int) -> Tensor:
         """Return ``value``: this process is every rank."""
@@ -101,34 +130,40 @@ class LocalTransport(Transport):
 
     # The scheduler.
 
-    def _drain_in_order(self) -> None:
+    def _in_order(self) -> Iterator[Instruction]:
         """Sweep over the queues, running each as far as it goes, until a sweep does nothing."""
         moved = True
         while moved:
             moved = False
             for queue in self._queues.values():
-                while queue and self._advance(queue[0]):
+                while queue:
+                    head = queue[0]
+                    if not head.done:
+                        if not self._ready(head):
+                            break
+                        yield head
+                        self._fire(head)
                     queue.popleft()
                     moved = True
 
-    def _drain_at_random(self, choice: random.Random) -> None:
+    def _at_random(self, choice: random.Random) -> Iterator[Instruction]:
         """Execute one random instruction of those that can go on, until there is none."""
+        speeds: dict[tuple[int, str], float] = {}
         while True:
-            ready = []
-            for queue in self._queues.values():
+            ready, weights = [], []
+            for key, queue in self._queues.items():
                 while queue and queue[0].done:
                     queue.popleft()
                 if queue and self._ready(queue[0]):
                     ready.append(queue[0])
+                    if self._delays and key not in speeds:
+                        speeds[key] = 10 ** choice.uniform(-3, 0)
+                    weights.append(speeds.get(key, 1.0))
             if not ready:
                 return
-            self._fire(choice.choice(ready))
-
-    def _advance(self, head: Instruction) -> bool:
-        """Execute the head of a queue if it can go on; return whether it is done."""
-        if not head.done and self._ready(head):
+            head = choice.choices(ready, weights)[0]
+            yield head
             self._fire(head)
-        return head.done
 
     def _ready(self, head: Instruction) -> bool:
         """Return whether ``head``, at the head of its queue, can be executed."""
@@ -145,9 +180,7 @@ class LocalTransport(Transport):
         if self.observer is None:
             self._complete(head)
             return
-        arrived = [head]
-        if head.message is not None:
-            arrived = list(self._arrived[_rendezvous(head)].values())
+        arrived = self.members(head)
         start = time.perf_counter_ns()
         self._complete(head)
         end = time.perf_counter_ns()
@@ -210,21 +243,39 @@ def _num_members(head: Instruction) -> int:
 
 def _perform(members: list[Instruction]) -> None:
     """Perform one message or collective of ``members``, in rank order."""
+    for member in members:
+        _begin(member)
     try:
         _check_alike(members)
         if members[0].kind in ("send", "recv"):
             _pass(members)
         else:
             _collective(members)
+    except InstructionError:
+        raise
     except Exception as error:
         raise members[0].failure(error) from error
 
 
+def _begin(member: Instruction) -> None:
+    try:
+        member.begin()
+    except InstructionError:
+        raise
+    except Exception as error:
+        raise member.failure(error) from error
+
+
 def _check_alike(members: list[Instruction]) -> None:
+    """Raise ValueError unless all members do the same with the same value."""
     kinds = {"send" if member.kind == "recv" else member.kind for member in members}
     if len(kinds) > 1:
         report = "; ".join(member.describe() for member in members)
         raise ValueError(f"members of a communicator expected one kind of collective, got {report}")
+    values = {member.identity(): member for member in members}
+    if len(values) > 1:
+        report = "; ".join(f"{name} at {member.describe()}" for name, member in values.items())
+        raise ValueError(f"members of a communicator expected one value, got {report}")
 
 
 def _check_aliases(

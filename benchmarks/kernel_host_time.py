@@ -1,0 +1,300 @@
+"""Host time of the kernels of a step against eager autograd, for a model too small to compute.
+
+    PYTHONPATH=examples python benchmarks/kernel_host_time.py [gpt | llama] [--kernels inductor]
+
+A pair is all kernels of one step, each with the arguments it had in a real one, and PyTorch's own
+forward and backward of the same model and batch, in random order on one thread. Times are CPU times
+of this process, which other ones disturb least. Prints the
+geometric mean of the ratio of their times with its 95 % interval (bootstrap); the same for the
+kernels as they were captured, op by op; and where the time of a whole step goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import piper
+import torch
+import torch.nn.functional as F  # noqa: N812
+from gpt import GPT, Config
+from piper.emit.names import identifier
+from piper.emit.strides import reshape_where_needed
+from piper.frontend.exporter import export_kernel
+from piper.mlir import ir
+from piper.mlir.dialects import piper as dialect
+from piper_runtime import LocalTransport
+from piper_runtime.state import Bucket
+from torch import Tensor, nn
+
+VOCABULARY = 256
+Batch = dict[str, Tensor]
+Step = Callable[[], None]
+
+ANNOTATIONS = {
+    "gpt": {"embed": "embed", "layers.*": "layer", "head": "head"},
+    "llama": {
+        "model.embed_tokens": "embed",
+        "model.layers.*": "layer",
+        "model.norm": "head",
+        "lm_head": "head",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is run."""
+
+    layers: int
+    width: int
+    context: int
+    batch: int
+
+    def model(self, name: str) -> nn.Module:
+        """A GPT, or a Llama of the package transformers."""
+        torch.manual_seed(0)
+        if name == "gpt":
+            return GPT(Config(layers=self.layers, width=self.width, heads=4, context=self.context))
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=self.width,
+            intermediate_size=2 * self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=self.context,
+            use_cache=False,
+        )
+        return LlamaForCausalLM(config)
+
+    def data(self) -> Batch:
+        """One batch; host time does not depend on it."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, self.batch, self.context)
+        ids, labels = torch.randint(VOCABULARY, shape, generator=generator)
+        return {"ids": ids, "labels": labels}
+
+
+def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy per token."""
+    logits = model(batch["ids"])
+    logits = logits if isinstance(logits, Tensor) else logits.logits
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that costs least, of one call for all parameters of a bucket."""
+    return torch.optim.SGD(parameters, lr=1e-3, foreach=True)
+
+
+def make_trainer(name: str, sizes: Sizes, model: nn.Module, kernels: str) -> piper.Trainer:
+    """One rank, one microbatch; keeps what eager autograd keeps."""
+    strategy = piper.Strategy(
+        mesh={},
+        directives=[
+            piper.annotate(ANNOTATIONS[name]),
+            piper.remat(policy="save"),
+            piper.update(sgd),
+        ],
+    )
+    program = piper.compile(model, loss_fn, strategy, sizes.data())
+    transport = LocalTransport(poison=False)
+    return piper.Trainer(program, model=model, transport=transport, kernels=kernels)
+
+
+# What is timed.
+
+
+@dataclass
+class Clock:
+    """Seconds and calls by name, of functions that it wraps."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            result = function(*args, **kwargs)
+            took = time.process_time() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+            self.calls[name] = self.calls.get(name, 0) + 1
+            return result
+
+        return timed
+
+
+def kernels_of(trainer: piper.Trainer) -> dict[str, Callable[..., Any]]:
+    """Return the functions that rank programs launch, by name."""
+    module = trainer._loaded.modules[0].k
+    return {name: getattr(module, name) for name in captured_kernels(trainer)}
+
+
+@contextmanager
+def replaced(owner: Any, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Set attributes of an object for a while."""
+    before = {name: getattr(owner, name) for name in functions}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(owner, name, function)
+
+
+def record(trainer: piper.Trainer, batch: Batch) -> list[tuple[str, tuple[Tensor, ...]]]:
+    """Return the kernels of a step in the order of their calls, with copies of arguments."""
+    launched: list[tuple[str, tuple[Tensor, ...]]] = []
+
+    def watch(name: str, function: Callable[..., Any], *arguments: Tensor) -> Any:
+        launched.append((name, tuple(argument.clone() for argument in arguments)))
+        return function(*arguments)
+
+    watched = {name: partial(watch, name, f) for name, f in kernels_of(trainer).items()}
+    with replaced(trainer._loaded.modules[0].k, watched):
+        trainer.step(batch)
+    return launched
+
+
+def captured_kernels(trainer: piper.Trainer) -> dict[str, Callable[..., Any]]:
+    """Return the kernels op by op as they were captured: ``torch.ops.aten``, every view."""
+    functions = {}
+    with ir.Context():
+        module = ir.Module.parse(trainer.program.texts["ir/programs.mlir"])
+        for kernel in (op for op in module.body if isinstance(op, dialect.KernelOp)):
+            exported = export_kernel(kernel)
+            types = [argument.type for argument in kernel.body.blocks[0].arguments]
+            reshape_where_needed(exported.graph, types)
+            exported.recompile()
+            functions[identifier(kernel.sym_name.value)] = exported.forward
+    return functions
+
+
+def replay(
+    launched: list[tuple[str, tuple[Tensor, ...]]], functions: dict[str, Callable[..., Any]]
+) -> Step:
+    """Return a function that calls all kernels of a step."""
+    calls = [(functions[name], arguments) for name, arguments in launched]
+
+    def step() -> None:
+        with torch.no_grad():
+            for function, arguments in calls:
+                function(*arguments)
+
+    return step
+
+
+def autograd(model: nn.Module, batch: Batch) -> Step:
+    """Return PyTorch's own forward and backward."""
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        loss_fn(model, batch).backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+# Reports.
+
+
+def compare(name: str, step: Step, other: Step, pairs: int) -> None:
+    """Run pairs and print the ratio."""
+    order, logs = random.Random(0), []
+    spent: dict[Step, list[float]] = {step: [], other: []}
+    for _ in range(pairs + 5):
+        for one in order.sample([step, other], 2):
+            start = time.process_time()
+            one()
+            spent[one].append(time.process_time() - start)
+        logs.append(math.log(spent[step][-1] / spent[other][-1]))
+    logs = logs[5:]
+    draw = random.Random(1)
+    means = sorted(statistics.fmean(draw.choices(logs, k=pairs)) for _ in range(2000))
+    low, high = math.exp(means[50]), math.exp(means[1949])
+    ours, theirs = (1e3 * statistics.median(spent[one]) for one in (step, other))
+    print(
+        f"{name:30} {ours:6.2f} ms, eager autograd {theirs:6.2f} ms, ratio "
+        f"{math.exp(statistics.fmean(logs)):.3f} (95 %: {low:.3f} to {high:.3f}), {pairs} pairs"
+    )
+
+
+def split(trainer: piper.Trainer, batch: Batch, steps: int) -> None:
+    """Print where the time of a step goes."""
+    module, clock, whole = trainer._loaded.modules[0], Clock(), Clock()
+    kernels = {name: clock.wrap(f"kernel {name}", f) for name, f in kernels_of(trainer).items()}
+    methods = {name: clock.wrap(name, getattr(Bucket, name)) for name in ("accumulate", "update")}
+    chunks = {
+        name: clock.wrap("chunk", function)
+        for name, function in vars(module).items()
+        if hasattr(function, "results")
+    }
+    for name, function in chunks.items():
+        function.results = getattr(module, name).results  # type: ignore[attr-defined]
+        function.__name__ = name
+    step = whole.wrap("step", trainer.step)
+    with replaced(module.k, kernels), replaced(Bucket, methods), replaced(module, chunks):
+        for _ in range(5):
+            step(batch)
+        clock.seconds.clear()
+        clock.calls.clear()
+        whole.seconds.clear()
+        for _ in range(steps):
+            step(batch)
+    spent = {name: 1e3 * seconds / steps for name, seconds in clock.seconds.items()}
+    total = 1e3 * whole.seconds["step"] / steps
+    in_kernels = sum(ms for name, ms in spent.items() if name.startswith("kernel "))
+    named = spent["chunk"] + spent["accumulate"] + spent["update"]
+    print(f"a step of the transport local, mean of {steps}: {total:.2f} ms")
+    print(f"  {in_kernels:6.2f} ms  kernels")
+    for name in sorted(spent, key=lambda name: -spent[name]):
+        if name.startswith("kernel "):
+            calls = clock.calls[name] // steps
+            print(f"    {spent[name]:6.2f} ms  {calls:3} x {name.removeprefix('kernel ')}")
+    print(f"  {spent['chunk'] - in_kernels:6.2f} ms  chunks around them: views of states")
+    print(f"  {spent['accumulate']:6.2f} ms  gradients into buckets")
+    print(f"  {spent['update']:6.2f} ms  optimizer")
+    print(f"  {total - named:6.2f} ms  the rest: instructions, batch, outputs")
+
+
+def main() -> None:
+    """Measure one model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", choices=sorted(ANNOTATIONS), default="gpt")
+    parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--pairs", type=int, default=200)
+    for name, default in (("layers", 8), ("width", 64), ("context", 16), ("batch", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = vars(parser.parse_args())
+    name, kernels, pairs = options.pop("model"), options.pop("kernels"), options.pop("pairs")
+    sizes = Sizes(**options)
+    torch.set_num_threads(1)
+    model, batch = sizes.model(name), sizes.data()
+    trainer = make_trainer(name, sizes, model, kernels)
+    launched = record(trainer, batch)
+    eager = autograd(model, batch)
+    print(f"{name} of {sizes}, torch {torch.__version__}")
+    compare(f"kernels, {kernels}", replay(launched, kernels_of(trainer)), eager, pairs)
+    compare("kernels, as captured", replay(launched, captured_kernels(trainer)), eager, pairs)
+    split(trainer, batch, pairs)
+
+
+if __name__ == "__main__":
+    main()
