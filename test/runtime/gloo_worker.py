@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from collective_program import collective_program, make_input
-from crossing_program import crossing_program, make_rows
 from mlp_program import TiedMlp, make_adamw, make_batch, program_texts
 from piper_runtime import Program, Trainer
 from torch import Tensor
@@ -70,9 +69,6 @@ def main() -> None:
     seen["collectives"] = {
         str(dtype): collectives(dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64)
     }
-    crossing = Trainer(crossing_program())
-    seen["crossing"] = crossing.outputs("train", {"x": shard({"x": make_rows()}, rank % 2)["x"]})
-    crossing.close()
     program = Program(program_texts())
     seen["replicas"] = message_of(
         lambda: Trainer(program, model=TiedMlp(seed=rank % 2), optimizer=make_adamw)

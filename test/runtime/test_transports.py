@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from collective_program import collective_program, expected_outputs, make_input
-from crossing_program import crossing_program, expected_output, make_rows
 from gloo_worker import NUM_STEPS
 from mlp_program import TiedMlp, make_adamw, make_batch, program_texts
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
@@ -127,13 +126,6 @@ def test_gloo_collectives(seen: list[dict[str, Any]]) -> None:
     for rank in seen:
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             assert rank["collectives"][str(dtype)] == expected_outputs(make_input(dtype))
-
-
-def test_the_host_goes_on_while_compute_waits(seen: list[dict[str, Any]]) -> None:
-    """What `local` finishes gloo finishes: a send behind compute that waits is not held up."""
-    expected = {"y": expected_output()}
-    assert Trainer(crossing_program()).outputs("train", {"x": make_rows()}) == expected
-    assert all(rank["crossing"] == expected for rank in seen)
 
 
 def test_gloo_refuses_replicas_and_batches_that_differ(seen: list[dict[str, Any]]) -> None:

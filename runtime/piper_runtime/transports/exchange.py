@@ -15,14 +15,9 @@ from torch import Tensor
 from piper_runtime.instruction import Instruction, Message
 from piper_runtime.transports.base import rank_order_sum
 
-__all__ = ["PERFORM", "as_bytes", "check_identity", "take_buffer"]
+__all__ = ["PERFORM", "as_bytes", "check_identity"]
 
 IDENTITY_BYTES = 256
-
-
-def take_buffer(message: Message) -> None:
-    """Give a message the tensor that it will be received into."""
-    message.buffer = torch.empty(message.shape, dtype=message.dtype)
 
 
 def check_identity(instruction: Instruction, group: dist.ProcessGroup) -> None:

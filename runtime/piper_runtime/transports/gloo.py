@@ -1,12 +1,15 @@
 """One process per rank over gloo, launched by torchrun: one worker thread per communicator.
 
-The thread that runs the rank program is also the compute stream. It hands messages and collectives
-to their workers and executes compute as soon as that has nothing to wait for; at the end of the
-program it waits for the rest. What a rank receives takes its buffer from the compute stream.
+The thread that runs the rank program is the compute stream: it executes compute when it comes to
+it, and hands messages and collectives to their workers, with buffers for what they receive.
 
-    program   | run F0 | send x0 | recv x1 | send x2 | run F1 (which waited for x1) | ...
-    pp$0.1             | ... x0 ... | ... x2 ... |
+    program   | run F0 | send x0 | recv x1 | run F1 (waits for the recv) | ...
+    pp$0.1             | ... x0 ... |
     pp$1.0                       | ...... x1 ..... |
+
+So nothing is issued while compute waits. What the compiler makes is issued in an order in which
+all ranks can go on; a program changed by hand may need a later line to end an earlier one, which
+`local` finishes and this transport reports as a stall.
 
 Every communicator is a process group of its own, made in manifest order on every rank and warmed
 up, so two streams never share one. A ``Watchdog`` looks whether this rank goes on and whether the
@@ -24,7 +27,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -41,11 +43,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from piper_runtime.counters import FIRST_STREAM, Activity, Address, Counters
 from piper_runtime.errors import InstructionError, ProgramError, RemoteError, StallError
 from piper_runtime.hang import Programs
-from piper_runtime.instruction import COMPUTE, Instruction, Message
+from piper_runtime.instruction import COMPUTE, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.program import LoadedProgram
 from piper_runtime.transports.base import Transport
-from piper_runtime.transports.exchange import PERFORM, as_bytes, check_identity, take_buffer
+from piper_runtime.transports.exchange import PERFORM, as_bytes, check_identity
 from piper_runtime.watchdog import Watchdog
 
 __all__ = ["GlooTransport"]
@@ -86,8 +88,6 @@ class GlooTransport(Transport):
         self._changed = threading.Condition()
         self._waiting = 0  # how many threads wait for a change
         self._pending = 0
-        self._backlog: deque[Instruction] = deque()  # compute that was put off
-        self._takers: dict[Instruction, list[Message]] = {}  # receives, by what they wait for
         self._failure: BaseException | None = None
         self._raised = False  # whether the trainer knows of the failure
 
@@ -149,23 +149,22 @@ class GlooTransport(Transport):
         self._counters.activity = Activity.IDLE
 
     def submit(self, instruction: Instruction) -> None:
-        """Hand communication to its worker, and execute compute that has nothing to wait for.
-
-        Compute that has is put off until later calls: the host goes on issuing, so that what others
-        wait for is not held up. Raises what went wrong anywhere.
-        """
+        """Execute compute; hand communication to its worker. Raises what went wrong anywhere."""
         message = instruction.message
         if message is None:
-            self._backlog.append(instruction)
-        else:
-            self._issue(instruction, message)
-        while self._backlog and all(event.done for event in self._backlog[0].waits):
-            self._compute(self._backlog.popleft())
+            self._compute(instruction)
+            return
+        if instruction.kind == "recv":
+            message.buffer = torch.empty(message.shape, dtype=message.dtype)
+        queue = self._queues.get(instruction.stream)
+        if queue is None:
+            queue = self._start_worker(instruction.stream)
+        with self._changed:
+            self._pending += 1
+        queue.put(instruction)
 
     def drain(self) -> None:
-        """Execute what was put off and wait for the workers; raises a failure of any rank."""
-        while self._backlog:
-            self._compute(self._backlog.popleft())
+        """Wait for the workers; raises this rank's failure, or another's."""
         self._counters.cells[FIRST_STREAM] += self._counters.cells[FIRST_STREAM] % 2
         self._counters.activity = Activity.DRAINING
         self._wait_until(lambda: not self._pending)
@@ -184,8 +183,6 @@ class GlooTransport(Transport):
 
     def abort(self, error: BaseException) -> None:
         """Publish ``error`` unless another failure was published before; nothing runs after it."""
-        self._backlog.clear()
-        self._takers.clear()
         self._adopt(error)
         self._publish(error)
         self._raised = True
@@ -240,28 +237,11 @@ class GlooTransport(Transport):
                 self._pending -= 1
                 self._changed.notify_all()
 
-    def _issue(self, instruction: Instruction, message: Message) -> None:
-        """Queue communication; what it receives takes its buffer at the compute it waits for."""
-        if instruction.kind == "recv":
-            taken_at = [event for event in instruction.waits if event.message is None]
-            if taken_at and not taken_at[-1].done:
-                self._takers.setdefault(taken_at[-1], []).append(message)
-            else:
-                take_buffer(message)
-        queue = self._queues.get(instruction.stream)
-        if queue is None:
-            queue = self._start_worker(instruction.stream)
-        with self._changed:
-            self._pending += 1
-        queue.put(instruction)
-
     def _compute(self, instruction: Instruction) -> None:
         """Execute an instruction of the compute stream here and now."""
         self._heads[COMPUTE] = instruction
         self._counters.cells[FIRST_STREAM] = 2 * instruction.number + 1
         self._wait_for(instruction)
-        for message in self._takers.pop(instruction, ()):  # before any worker sees it done
-            take_buffer(message)
         start = time.perf_counter_ns() if self.observer else 0
         try:
             instruction.execute()
