@@ -128,8 +128,9 @@ class StepFunction:
                         (ir.StringAttr(op.operation.attributes["name"]).value, op.value, op.scale)
                     )
                 case _:
-                    raise NotImplementedError(
-                        f"check mode expected no {op.operation.name} in a step"
+                    raise ValueError(
+                        f"check mode expected read, run, tangent, sum and output in a step, got "
+                        f"{op.operation.name}"
                     )
 
     def __call__(self, buckets: Mapping[str, Tensor], inputs: Microbatches) -> Results:
@@ -283,7 +284,10 @@ def _read_chunk(chunk: piper.ChunkOp, scope: _Scope) -> _Chunk:
             case piper.ReturnOp():
                 return _Chunk(tuple(block.arguments), actions, tuple(op.values))
             case _:
-                raise NotImplementedError(f"check mode expected no {op.operation.name} in a chunk")
+                raise ValueError(
+                    f"check mode expected unpack, launch, pack, relabel and return in "
+                    f"@{chunk.sym_name.value}, got {op.operation.name}"
+                )
     raise AssertionError("a chunk ends in a return")
 
 

@@ -54,6 +54,10 @@ class ProfileWindow(Window):
         self.here = rank in transport.ranks
         self._program = program
         self._profile: profile | None = None
+        self.check_device()
+
+    def check_device(self) -> None:
+        """Check that the device can be watched; torch's profiler watches every one."""
 
     def wants(self, step: int) -> bool:
         """Return whether a step belongs to the window, in the process of the rank."""
@@ -112,18 +116,8 @@ class MemoryWindow(ProfileWindow):
     what = "memory snapshot"
     memory = True
 
-    def __init__(
-        self,
-        path: str | Path,
-        steps: Steps,
-        *,
-        done: int,
-        rank: int,
-        program: Program,
-        transport: Transport,
-    ) -> None:
-        """Check the device."""
-        super().__init__(path, steps, done=done, rank=rank, program=program, transport=transport)
+    def check_device(self) -> None:
+        """Raise ValueError for a device of which torch does not tell what it allocates."""
         if self.device.type not in SUPPORTED:
             raise ValueError(
                 f"memory snapshot expected a device of {' or '.join(SUPPORTED)}, got {self.device}"

@@ -74,3 +74,16 @@ def test_one_member_is_a_slice() -> None:
 def test_one_member_of_one_is_the_flat_tensor() -> None:
     assert lines("alone$b", 0)[0] == "bias = x"
     assert lines("alone$b") == ["y = k.one_0()", "return y"]
+
+
+def test_an_op_that_rank_programs_cannot_hold_is_refused() -> None:
+    text = """
+    piper.chunk @layer.0$F pass = F (%x: tensor<4xf32>) -> tensor<4xbf16> {
+      %0 = convert %x : tensor<4xf32> -> tensor<4xbf16>
+      return %0 : tensor<4xbf16>
+    }
+    """
+    symbols = Symbols(ir.Module.parse(text))
+    message = r"@layer.0\$F expected unpack, .* which rank programs can hold, got piper.convert"
+    with pytest.raises(ValueError, match=message):
+        emit_chunk(symbols.chunks["layer.0$F"], symbols.members)

@@ -109,11 +109,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "reduce_dtype must be a floating-point dtype or None, got torch.int64",
     ),
+    "search": (lambda: order("atuo"), ValueError, "unknown schedule 'atuo', did you mean 'auto'"),
     "schedule": (lambda: order("1FB1"), ValueError, "unknown schedule '1FB1', did you mean '1F1B'"),
     "table": (
         lambda: order(anything),
         TypeError,
-        "schedule must be a name, a Table, a function or the path of a .csv file, got <object",
+        "schedule must be a name, 'auto', a Table, a function or a .csv path, got <object",
     ),
     "no file": (lambda: order("none.csv"), OSError, "none.csv"),
     "optimizer": (

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 
 from piper_runtime.program import MANIFEST
 
+from piper.cli.pricing import add_options, read_network, read_prices
 from piper.cli.report import program_report, table_report
 from piper.cli.text import plural
 from piper.schedules import Table, generate, schedule_name
 from piper.simulate import (
     Costs,
-    Network,
     Prices,
-    Profile,
     ProgramFacts,
-    Roofline,
     device,
-    link,
     measure_kernels,
     simulate,
     simulate_program,
@@ -109,24 +106,8 @@ def add_parser(commands: Commands) -> None:
     tables.add_argument("--latency", type=float, metavar="T", help="time of a message (default: 0)")
     programs = parser.add_argument_group("of a compiled program")
     programs.add_argument("--entry", metavar="NAME", help="entry point (default: train)")
-    programs.add_argument(
-        "--device", metavar="NAME", help="price kernels by this device's roofline"
-    )
-    programs.add_argument(
-        "--efficiency", type=float, metavar="X", help="fraction of it that is reached (default: 1)"
-    )
-    programs.add_argument("--profile", metavar="FILE", help="price kernels as measured")
+    add_options(programs)
     programs.add_argument("--measure", metavar="FILE", help="measure kernels here, write a profile")
-    programs.add_argument(
-        "--link",
-        action="append",
-        metavar="[AXIS=]NAME",
-        help="what messages go over: of all axes, or of one",
-    )
-    programs.add_argument("--issue", type=float, metavar="S", help="host seconds per instruction")
-    programs.add_argument(
-        "--optimizer-bytes", type=float, metavar="B", help="optimizer state per parameter"
-    )
     parser.set_defaults(run=_run)
 
 
@@ -233,7 +214,7 @@ def _program(options: argparse.Namespace) -> tuple[list[str], Timeline]:
     if not (Path(options.source) / MANIFEST).is_file():
         raise ValueError(f"expected a compiled program with a {MANIFEST}, got {options.source}")
     facts = ProgramFacts.read(options.source)
-    network = _network(options)
+    network = read_network(options, what="a program")
     prices, priced = _prices(options, facts)
     simulation = simulate_program(
         facts,
@@ -254,30 +235,10 @@ def _prices(options: argparse.Namespace, facts: ProgramFacts) -> tuple[Prices, s
     if len(chosen) != 1:
         got = " and ".join(f"--{name}" for name in chosen) or "none"
         raise ValueError(f"a program expected one of --device, --profile and --measure, got {got}")
-    if options.device:
-        efficiency = 1.0 if options.efficiency is None else options.efficiency
-        roofline = Roofline(device(options.device), facts.kernels, efficiency)
-        return roofline, f"roofline of {roofline.device.name} at {roofline.efficiency:.0%}"
-    if options.efficiency is not None:
+    if options.efficiency is not None and not options.device:
         raise ValueError(f"--efficiency expected --device, got --{chosen[0]}")
-    if options.profile:
-        profile = Profile.read(options.profile)
-    else:
-        profile = measure_kernels(options.source)
-        profile.write(options.measure)
+    if not options.measure:
+        return read_prices(options, facts)
+    profile = measure_kernels(options.source)
+    profile.write(options.measure)
     return profile, f"measured on {profile.machine}"
-
-
-def _network(options: argparse.Namespace) -> Network:
-    """Read links: one for all axes, others for some."""
-    known = device(options.device) if options.device else None
-    axes, default = {}, None
-    for text in options.link or []:
-        axis, equals, name = text.partition("=")
-        if equals:
-            axes[axis] = link(name, of=known)
-        else:
-            default = link(text, of=known)
-    if default is None:
-        raise ValueError("a program expected --link NAME for all axes, got none")
-    return Network(default, axes)

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING
 
 from piper_runtime import Program
 
+from piper.cli.pricing import add_options, read_network, read_prices
 from piper.cli.text import table
 from piper.simulate import (
-    Network,
-    Prices,
-    Profile,
     ProgramFacts,
     ProgramSimulation,
-    Roofline,
-    device,
-    link,
     simulate_program,
 )
 from piper.simulate.traced import Instruction, Trace, profile_of
@@ -66,16 +61,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("folder", metavar="DIR", help="the compiled program")
     parser.add_argument("trace", metavar="TRACE", help="what trainer.trace wrote")
-    parser.add_argument("--device", metavar="NAME", help="predict by this device's roofline")
-    parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of it (default: 1)")
-    parser.add_argument("--profile", metavar="FILE", help="predict from measured kernels")
-    parser.add_argument(
-        "--link", action="append", metavar="[AXIS=]NAME", help="what messages go over"
-    )
-    parser.add_argument("--issue", type=float, metavar="S", help="host seconds per instruction")
-    parser.add_argument(
-        "--optimizer-bytes", type=float, metavar="B", help="optimizer state per parameter"
-    )
+    add_options(parser)
     parser.add_argument(
         "--most", type=int, default=_MOST, metavar="N", help=f"rows per table (default: {_MOST})"
     )
@@ -136,37 +122,16 @@ class _Prediction:
 
 
 def _predict(options: argparse.Namespace, trace: Trace) -> _Prediction:
-    prices, source = _prices(options, trace.facts)
+    prices, source = read_prices(options, trace.facts)
     simulation = simulate_program(
         trace.facts,
         prices,
-        _network(options),
+        read_network(options, what="a prediction"),
         entry=trace.about["entry"],
         issue=options.issue or 0.0,
         optimizer=options.optimizer_bytes,
     )
     return _Prediction(simulation, source)
-
-
-def _prices(options: argparse.Namespace, facts: ProgramFacts) -> tuple[Prices, str]:
-    if options.profile:
-        profile = Profile.read(options.profile)
-        return profile, f"measured on {profile.machine}"
-    efficiency = 1.0 if options.efficiency is None else options.efficiency
-    roofline = Roofline(device(options.device), facts.kernels, efficiency)
-    return roofline, f"roofline of {roofline.device.name} at {efficiency:.0%}"
-
-
-def _network(options: argparse.Namespace) -> Network:
-    """Read links: one for all axes, others for some."""
-    known = device(options.device) if options.device else None
-    names = {}
-    for text in options.link or []:
-        axis, _, name = text.rpartition("=")
-        names[axis] = link(name, of=known)
-    if "" not in names:
-        raise ValueError("a prediction expected --link NAME for all axes, got none")
-    return Network(names.pop(""), names)
 
 
 # The report.

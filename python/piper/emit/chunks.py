@@ -59,7 +59,10 @@ class _Function:
                 if op.operands:
                     yield f"return {', '.join(self._names[operand] for operand in op.operands)}"
             case _:
-                raise NotImplementedError(f"emission expected no {op.name} in a chunk, got {op}")
+                raise ValueError(
+                    f"@{self._symbol} expected unpack, launch, pack, relabel and return, which rank "
+                    f"programs can hold, got {op.name}"
+                )
 
     def _unpack(self, op: ir.Operation) -> Iterator[str]:
         """Yield the lines that name the members which are used: views of the flat tensor.

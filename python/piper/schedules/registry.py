@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -174,18 +174,21 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
 """Every named schedule."""
 
 
-def schedule_name(name: str) -> str:
+def schedule_name(name: str, *, others: Sequence[str] = ()) -> str:
     """The registered spelling of a schedule's name, which is looked up without regard to case.
+
+    `others` are names that mean something besides.
 
     Raises:
         ValueError: no such schedule; the message suggests the nearest and lists all.
     """
-    spellings = {known.lower(): known for known in SCHEDULES}
+    names = [*SCHEDULES, *others]
+    spellings = {known.lower(): known for known in names}
     if name.lower() in spellings:
         return spellings[name.lower()]
     near = difflib.get_close_matches(name.lower(), spellings, n=1)
     hint = f", did you mean {spellings[near[0]]!r}?" if near else ","
-    raise ValueError(f"unknown schedule {name!r}{hint} known are {', '.join(SCHEDULES)}")
+    raise ValueError(f"unknown schedule {name!r}{hint} known are {', '.join(names)}")
 
 
 def generate(name: str, *, ranks: int, microbatches: int, chunks: int | None = None) -> Table:

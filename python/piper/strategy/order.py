@@ -26,6 +26,7 @@ from piper.strategy.directive import Directive
 Generator = Callable[[int, int, int], Table | Iterable[Row]]
 """A user's schedule: ranks, microbatches, chunks (the most stages of a rank) -> table, or rows."""
 
+_AUTO: Final = "auto"
 _WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "each": "one on each rank",
@@ -96,10 +97,11 @@ class Order(Directive):
         if isinstance(given, Path) or (isinstance(given, str) and given.lower().endswith(".csv")):
             object.__setattr__(self, "schedule", Table.read_csv(given))
         elif isinstance(given, str):
-            object.__setattr__(self, "schedule", schedule_name(given))
+            name = schedule_name(given, others=[_AUTO])
+            object.__setattr__(self, "schedule", Auto() if name == _AUTO else name)
         elif not isinstance(given, Table | Auto) and not callable(given):
             raise TypeError(
-                "order schedule must be a name, a Table, a function or the path of a .csv file, "
+                "order schedule must be a name, 'auto', a Table, a function or a .csv path, "
                 f"got {given!r}"
             )
 
@@ -197,7 +199,7 @@ def order(
     """
     given = {"costs": costs, "latency": latency, "memory": memory, "effort": effort}
     options = {name: value for name, value in given.items() if value is not None}
-    if isinstance(schedule, str) and schedule.lower() == "auto":
+    if options and isinstance(schedule, str) and schedule.lower() == _AUTO:
         return Order(Auto(**options))  # type: ignore[arg-type]  # of the types above
     if options:
         raise TypeError(
