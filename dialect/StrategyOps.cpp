@@ -77,6 +77,12 @@ LogicalResult DoRematOp::verify() {
   return success();
 }
 
+LogicalResult DoStreamOp::verify() {
+  if (!getPriority() && !getSms())
+    return emitOpError("expected a priority, sms or both, got neither");
+  return success();
+}
+
 LogicalResult DoUpdateOp::verify() {
   if (getClip() && getClip()->convertToDouble() <= 0)
     return emitOpError("expected a positive bound of the norm, got ")

@@ -182,6 +182,29 @@ def Piper_DoUpdateOp : Piper_DirectiveOp<"update"> {
   let hasVerifier = 1;
 }
 
+def Piper_DoStreamOp : Piper_DirectiveOp<"stream"> {
+  let summary = "say how urgent a stream is, and how much of a device it may hold";
+  let description = [{
+    `priority` and `sms` become those of the `piper.stream` of this name. Streams
+    bear the names of mesh axes: transfers run on that of the unrolled axis,
+    reductions on that of the first axis that they reduce over.
+
+    **Constraints**
+    - priority, sms or both are given
+    - a communicator is for the stream once programs exist (`piper-lower-programs`)
+
+    ```mlir
+    piper.do.stream @dp priority = 1 sms = 8
+    ```
+  }];
+  let arguments = (ins FlatSymbolRefAttr:$stream, OptionalAttr<I64Attr>:$priority,
+                       OptionalAttr<Piper_Index>:$sms);
+  let assemblyFormat = [{
+    $stream (`priority` `=` $priority^)? (`sms` `=` $sms^)? attr-dict
+  }];
+  let hasVerifier = 1;
+}
+
 def Piper_ScheduleOp : Piper_Op<"schedule", [Symbol]> {
   let summary = "give the order of cells on each coordinate, as a table";
   let description = [{

@@ -132,8 +132,13 @@ def Piper_BucketOp : Piper_Op<"bucket", [Symbol, Piper_SymbolUser]> {
 def Piper_StreamOp : Piper_Op<"stream", [Symbol]> {
   let summary = "name a queue of instructions that runs beside the others";
   let description = [{
+    A stream has one queue per communicator that is for it. Of two streams that
+    can go on, that of higher `priority` goes first. `sms` are the streaming
+    multiprocessors that a message or collective of a communicator holds on its
+    device until it is done: also while it waits for its other members.
+
     ```mlir
-    piper.stream @pp priority = 1
+    piper.stream @pp priority = 1 sms = 4
     ```
   }];
   let arguments = (ins SymbolNameAttr:$sym_name, OptionalAttr<I64Attr>:$priority,

@@ -26,17 +26,6 @@ bool isCommunication(Operation *op) {
   return isa<SendOp, RecvOp, CollectiveOpInterface>(op);
 }
 
-/// Whether a value has storage of its own. Gradients in buckets, reduced in
-/// place, and states have not.
-bool ownsStorage(Value value) {
-  Operation *op = value.getDefiningOp();
-  if (!isa<RankedTensorType>(value.getType()) ||
-      isa<ReadOp, AccumulateOp, UpdateOp>(op))
-    return false;
-  auto collective = dyn_cast<CollectiveOpInterface>(op);
-  return !collective || ownsStorage(collective.getInputs().front());
-}
-
 /// The peer of a message, or none.
 std::optional<int64_t> getPeer(Operation *op) {
   if (auto send = dyn_cast<SendOp>(op))
@@ -112,6 +101,15 @@ private:
 };
 
 } // namespace
+
+bool ownsStorage(Value value) {
+  if (!isa<RankedTensorType>(value.getType()) ||
+      isa<ReadOp, UpdateOp>(value.getDefiningOp()))
+    return false;
+  while (auto reduction = value.getDefiningOp<AllReduceOp>())
+    value = reduction.getInputs().front();
+  return !value.getDefiningOp<AccumulateOp>();
+}
 
 void FreeInserter::insert() {
   std::vector<Operation *> ops;

@@ -12,6 +12,11 @@
 
 namespace piper {
 
+/// Whether a value of a program has storage of its own, to be freed. States and
+/// gradients in buckets have not, nor has what is accumulated and then reduced,
+/// which happens in place.
+bool ownsStorage(mlir::Value value);
+
 /// Inserts the frees of a program.
 ///
 /// A value that only the compute stream uses is freed right behind its last

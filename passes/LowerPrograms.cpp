@@ -11,6 +11,7 @@
 // each value is freed after its last use.
 
 #include "passes/Coordinates.h"
+#include "passes/Facts.h"
 #include "passes/Frees.h"
 #include "passes/Passes.h"
 
@@ -18,6 +19,7 @@
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
 
+#include "llvm/ADT/SetVector.h"
 #include "llvm/ADT/TypeSwitch.h"
 
 using namespace mlir;
@@ -191,6 +193,28 @@ SmallVector<int64_t> getCoordinates(Operation &op) {
   return {};
 }
 
+/// Every stream that a directive names has communicators: without, the
+/// directive would have no effect.
+LogicalResult checkStreams(ModuleOp module) {
+  llvm::SmallSetVector<Attribute, 4> used;
+  for (auto comm : module.getOps<CommOp>())
+    used.insert(comm.getStreamAttr());
+  for (auto directive : findDirectives<DoStreamOp>(module)) {
+    if (used.contains(directive.getStreamAttr()))
+      continue;
+    InFlightDiagnostic error =
+        directive.emitOpError("expected a stream that communication runs on");
+    if (used.empty())
+      return error << ", of which there is none, got "
+                   << directive.getStreamAttr();
+    error << ", one of";
+    for (Attribute stream : used)
+      error << ' ' << stream;
+    return error << ", got " << directive.getStreamAttr();
+  }
+  return success();
+}
+
 class LowerProgramsPass
     : public impl::LowerProgramsPassBase<LowerProgramsPass> {
   void runOnOperation() override {
@@ -202,6 +226,8 @@ class LowerProgramsPass
       if (cluster.getPhase() == Phase::Ordered &&
           failed(lower(cluster, comms, builder)))
         return signalPassFailure();
+    if (!module.getOps<ProgramOp>().empty() && failed(checkStreams(module)))
+      signalPassFailure();
   }
 
   /// Builds the programs of a cluster one by one, so that each lies together in

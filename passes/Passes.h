@@ -19,8 +19,9 @@ namespace piper {
 void buildRecordPipeline(mlir::OpPassManager &passes);
 /// Facts become the ordered cluster.
 void buildMaterializePipeline(mlir::OpPassManager &passes);
-/// The ordered cluster becomes programs.
-void buildLowerPipeline(mlir::OpPassManager &passes);
+/// The ordered cluster becomes programs, which keep within the limits.
+void buildLowerPipeline(mlir::OpPassManager &passes,
+                        const VerifyPassOptions &limits);
 
 /// Registers Piper's passes and those of MLIR's own that are of use on its IR.
 void registerAllPasses();

@@ -122,6 +122,16 @@ def OrderPass : Piper_Pass<"piper-order"> {
   }];
 }
 
+def StreamPass : Piper_Pass<"piper-stream"> {
+  let summary = "Record the priority and SMs of streams";
+  let description = [{
+    *After*: the streams that directives name are declared, with what these say.
+    *Fails* if two directives disagree, or name another symbol. Whether anything runs on a stream is known
+    once programs exist: `piper-lower-programs` refuses a directive for one that has
+    no communicator.
+  }];
+}
+
 //===----------------------------------------------------------------------===//
 // L2 to L3: materialize
 //===----------------------------------------------------------------------===//
@@ -202,7 +212,8 @@ def LowerProgramsPass : Piper_Pass<"piper-lower-programs"> {
   let summary = "Project the ordered cluster to one program per coordinate";
   let description = [{
     *After*: programs with sends, receives, events and frees, and the
-    communicators they use. The cluster stays, of phase `lowered`.
+    communicators they use. The cluster stays, of phase `lowered`. *Fails* if a
+    `do.stream` directive is about a stream that no communicator is for.
   }];
 }
 
@@ -219,18 +230,35 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     | connected | operands arise at the coordinate that uses them |
     | reduced | every optimized state is updated once per holder, with its own gradient; all holders take one sum; no other state is updated |
     | reduced | counts, losses and the norm are sums of every microbatch, or every gradient, once; every loss and the norm are reported |
+    | reduced | a slot derived from a value is written behind every update, from what that update returned |
     | ordered | F comes before B or I, and I before W; accumulations continue each other |
+    | ordered | what was read or gathered from a derived slot is not used behind an update |
 
     Of every program: an instruction waits for what other streams made or still
     read; what is freed or overwritten is not used again; a buffer is taken behind
-    the last free. Of the programs of one cluster: there is one per coordinate;
-    both ends of a communicator issue the same messages and collectives in one
-    order, each of the same value; no instructions wait for each other in a cycle,
-    which would be a deadlock: the cycle is shown, link by link; and what the
-    cluster has at a coordinate occurs in its program once, in the cluster's order
-    along compute and each communicator, on the same values.
+    the last free; derived slots are as in clusters. Of the programs of one cluster:
+    there is one per coordinate; both ends of a communicator issue the same messages
+    and collectives in one order, each of the same value; no instructions wait for
+    each other in a cycle, which would be a deadlock: the cycle is shown, link by
+    link; and what the cluster has at a coordinate occurs in its program once, in the
+    cluster's order along compute and each communicator, on the same values.
 
     No collective is conditional, since programs have no control flow.
+
+    With `max-memory`, the bytes of all storages of a program that are alive at
+    once are bounded: slots of the buckets that its coordinate holds (gradients if
+    the program writes them), the batch of a step, and what instructions make, from
+    where they are issued to their `free`. A value that is made in place has no
+    storage of its own. A dynamic dim counts as the `bound` of its layout; the error
+    lists the largest storages. Not counted are the state of optimizers, whose
+    bytes the IR does not say, what an instruction needs inside (tensors between
+    the ops of a kernel, workspaces, copies inside collectives and updates), and what
+    an allocator loses.
+
+    With `max-sms`, the SMs that communication of a program holds at once are bounded.
+    A message or collective holds the `sms` of its stream until it is done; one that
+    is issued early spins until its other members come; and a communicator is a queue
+    beside the others. So they are the sum over all communicators that it uses.
   }];
   let options = [
     Option<"singleQueue", "single-queue", "bool", /*default=*/"false",
@@ -239,7 +267,14 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
            "then issued in one order on all of them.">,
     Option<"maxCommunicators", "max-communicators", "unsigned", /*default=*/"0",
            "The most communicators that a coordinate may be a member of; 0 means "
-           "any number.">
+           "any number.">,
+    Option<"maxMemory", "max-memory", "uint64_t", /*default=*/"0",
+           "The most bytes that storages of a program may take at once; 0 means any "
+           "number. Optimizer state and what instructions need inside are not "
+           "counted.">,
+    Option<"maxSms", "max-sms", "uint64_t", /*default=*/"0",
+           "The most SMs that communication of a program may hold at once; 0 means "
+           "any number. Streams must say their sms.">
   ];
 }
 

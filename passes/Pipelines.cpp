@@ -15,6 +15,26 @@ using namespace mlir;
 
 namespace piper {
 
+namespace {
+
+/// The limits of `piper-verify`, for the programs that `piper-lower` makes.
+struct LowerOptions : PassPipelineOptions<LowerOptions> {
+  Option<unsigned> maxCommunicators{
+      *this, "max-communicators",
+      llvm::cl::desc("As for piper-verify: communicators of a coordinate"),
+      llvm::cl::init(0)};
+  Option<uint64_t> maxMemory{
+      *this, "max-memory",
+      llvm::cl::desc("As for piper-verify: bytes of storages at once"),
+      llvm::cl::init(0)};
+  Option<uint64_t> maxSms{
+      *this, "max-sms",
+      llvm::cl::desc("As for piper-verify: SMs that communication holds"),
+      llvm::cl::init(0)};
+};
+
+} // namespace
+
 void buildRecordPipeline(OpPassManager &passes) {
   passes.addPass(createAnnotatePass());
   passes.addPass(createSplitPass());
@@ -22,6 +42,7 @@ void buildRecordPipeline(OpPassManager &passes) {
   passes.addPass(createReplicatePass());
   passes.addPass(createUpdatePass());
   passes.addPass(createOrderPass());
+  passes.addPass(createStreamPass());
 }
 
 void buildMaterializePipeline(OpPassManager &passes) {
@@ -35,9 +56,10 @@ void buildMaterializePipeline(OpPassManager &passes) {
   passes.addPass(createVerifyPass());
 }
 
-void buildLowerPipeline(OpPassManager &passes) {
+void buildLowerPipeline(OpPassManager &passes,
+                        const VerifyPassOptions &limits) {
   passes.addPass(createLowerProgramsPass());
-  passes.addPass(createVerifyPass());
+  passes.addPass(createVerifyPass(limits));
 }
 
 void registerAllPasses() {
@@ -47,9 +69,15 @@ void registerAllPasses() {
   PassPipelineRegistration<>("piper-materialize",
                              "Turn recorded facts into the ordered cluster.",
                              buildMaterializePipeline);
-  PassPipelineRegistration<>("piper-lower",
-                             "Turn the ordered cluster into programs.",
-                             buildLowerPipeline);
+  PassPipelineRegistration<LowerOptions>(
+      "piper-lower", "Turn the ordered cluster into programs.",
+      [](OpPassManager &passes, const LowerOptions &options) {
+        VerifyPassOptions limits;
+        limits.maxCommunicators = options.maxCommunicators;
+        limits.maxMemory = options.maxMemory;
+        limits.maxSms = options.maxSms;
+        buildLowerPipeline(passes, limits);
+      });
   registerCSEPass();
   registerCanonicalizerPass();
   registerPrintOpStatsPass();

@@ -24,6 +24,7 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
   void runOnOperation() override {
     markAllAnalysesPreserved();
     SymbolTable symbols(getOperation());
+    derived = findDerivedBuckets(getOperation());
     if (failed(verifyClusters(symbols)) || failed(verifyPrograms(symbols)))
       signalPassFailure();
   }
@@ -32,6 +33,7 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
     for (auto cluster : getOperation().getOps<ClusterOp>())
       if (failed(verifyCluster(cluster, symbols)) ||
           failed(verifyGradients(cluster, symbols)) ||
+          failed(verifyDerived(cluster, derived)) ||
           failed(verifyDataflow(cluster, symbols)) ||
           failed(verifyReports(cluster, symbols)))
         return failure();
@@ -44,12 +46,12 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
       if (cluster.getPhase() == Phase::Lowered)
         byCluster[FlatSymbolRefAttr::get(cluster.getSymNameAttr())];
     for (auto program : getOperation().getOps<ProgramOp>()) {
-      if (failed(verifyProgram(program)))
+      if (failed(verifyProgram(program)) ||
+          failed(verifyDerived(program, derived)))
         return failure();
       byCluster[program.getOfAttr()].push_back(program);
     }
-    if (maxCommunicators > 0 &&
-        failed(verifyCommunicatorCount(getOperation(), maxCommunicators)))
+    if (failed(verifyLimits(symbols)))
       return failure();
     for (auto &[name, programs] : byCluster)
       if (failed(verifyTogether(symbols.lookup<ClusterOp>(
@@ -57,6 +59,15 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
                                 programs, symbols)))
         return failure();
     return success();
+  }
+
+  LogicalResult verifyLimits(SymbolTable &symbols) {
+    ModuleOp module = getOperation();
+    return success(
+        (!maxCommunicators ||
+         succeeded(verifyCommunicatorCount(module, maxCommunicators))) &&
+        (!maxMemory || succeeded(verifyMemory(module, symbols, maxMemory))) &&
+        (!maxSms || succeeded(verifyStreams(module, symbols, maxSms))));
   }
 
   /// Checks the programs of one cluster, which may be null.
@@ -74,6 +85,8 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
     return success(!cluster ||
                    succeeded(verifyProjection(cluster, programs, symbols)));
   }
+
+  BucketNames derived;
 };
 
 } // namespace

@@ -10,6 +10,7 @@
 
 #include "dialect/Piper.h"
 #include "mlir/IR/BuiltinOps.h"
+#include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/MapVector.h"
 
 #include <map>
@@ -34,6 +35,17 @@ mlir::LogicalResult verifyDataflow(ClusterOp cluster,
 /// gradient; losses and norm are reported.
 mlir::LogicalResult verifyReports(ClusterOp cluster,
                                   mlir::SymbolTable &symbols);
+
+/// The names of the buckets that have slots derived from their value.
+using BucketNames = llvm::DenseSet<mlir::Attribute>;
+BucketNames findDerivedBuckets(mlir::ModuleOp module);
+
+/// Derived slots are written behind every update, from what it returned; in
+/// issue order nothing older is used behind it.
+mlir::LogicalResult verifyDerived(ClusterOp cluster,
+                                  const BucketNames &derived);
+mlir::LogicalResult verifyDerived(ProgramOp program,
+                                  const BucketNames &derived);
 
 /// In one program, what crosses streams is awaited, and storage is used by
 /// nobody once it is released.
@@ -61,6 +73,14 @@ mlir::LogicalResult verifyIssueOrder(llvm::ArrayRef<ProgramOp> programs);
 /// No coordinate is a member of more communicators than the limit.
 mlir::LogicalResult verifyCommunicatorCount(mlir::ModuleOp module,
                                             size_t limit);
+
+/// No program has more than `limit` bytes of storages alive at once.
+mlir::LogicalResult verifyMemory(mlir::ModuleOp module,
+                                 mlir::SymbolTable &symbols, uint64_t limit);
+
+/// Communication of no program holds more than `limit` SMs at once.
+mlir::LogicalResult verifyStreams(mlir::ModuleOp module,
+                                  mlir::SymbolTable &symbols, uint64_t limit);
 
 /// The programs, whose messages agree, do what the cluster says.
 mlir::LogicalResult verifyProjection(ClusterOp cluster,

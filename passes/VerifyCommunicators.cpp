@@ -25,7 +25,7 @@ LogicalResult verifyCommunicatorCount(ModuleOp module, size_t limit) {
       if (++counts[at] > limit)
         return comm.emitOpError("expected at most ")
                << limit << " communicators at coordinate " << at
-               << ", got one more";
+               << ", got one more: @" << comm.getSymName();
   return success();
 }
 

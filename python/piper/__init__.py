@@ -12,14 +12,26 @@ from piper_runtime import Trainer
 
 from piper.compiler import CompileError, compile
 from piper.frontend import CaptureError
+from piper.limits import Limits
 from piper.reference import Reference, check
 from piper.schedules import Table
 from piper.share import ShareError
-from piper.strategy import Strategy, annotate, order, place, remat, replicate, split, update
+from piper.strategy import (
+    Strategy,
+    annotate,
+    order,
+    place,
+    remat,
+    replicate,
+    split,
+    stream,
+    update,
+)
 
 __all__ = [
     "CaptureError",
     "CompileError",
+    "Limits",
     "Reference",
     "ShareError",
     "Strategy",
@@ -33,5 +45,6 @@ __all__ = [
     "remat",
     "replicate",
     "split",
+    "stream",
     "update",
 ]

@@ -18,14 +18,17 @@ from piper.frontend import Capture, capture, capture_eval
 from piper.frontend.attributes import find_line, find_name
 from piper.frontend.importer import import_step
 from piper.frontend.simplify import simplify
+from piper.limits import Limits
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
 from piper.share import Artifact, is_shared, open_store, share
+from piper.simulate.predicted import add_memory
 from piper.strategy import Strategy
 
 __all__ = ["CompileError", "compile"]
 
 LossFunction = Callable[[Any, Any], Tensor]
+NO_LIMITS = Limits()
 
 
 class CompileError(ValueError):
@@ -39,6 +42,7 @@ def compile(
     batch: Any,
     *,
     data_shards: int | None = None,
+    limits: Limits = NO_LIMITS,
     timeout: float = 1800.0,
 ) -> Program:
     """Compile the training and the evaluation step of a model into one program per coordinate.
@@ -50,19 +54,21 @@ def compile(
         batch: an example of what this process feeds to a step: a pytree of tensors. Under torchrun
             it is one data-parallel shard, else the batch of all ranks.
         data_shards: how many data-parallel shards `batch` holds; by default as `batch` says.
+        limits: what the program of a rank may take of its device.
         timeout: seconds that a rank waits for rank 0. Under torchrun only rank 0 compiles, and all
             ranks, which must call this in the same order, get its program.
 
     Returns a program that a ``Trainer`` runs and ``Program.save`` writes.
     Raises CaptureError for what cannot be captured and CompileError for a strategy that does not
-    fit, each with the source lines; nothing has run by then. Raises ShareError on the other ranks
-    if rank 0 fails or does not come, or if their strategy is not the same.
+    fit, also into the limits, each with the source lines; nothing has run by then. Raises
+    ShareError on the other ranks if rank 0 fails or does not come, or if their strategy or limits
+    are not the same.
     """
-    make = partial(_compile, model, loss_fn, strategy, batch, data_shards)
+    make = partial(_compile, model, loss_fn, strategy, batch, data_shards, limits)
     if is_shared():
         rank = int(os.environ["RANK"])
         with open_store(timeout=timeout) as store:
-            about = _without_locations(str(strategy))
+            about = f"{_without_locations(str(strategy))}{limits}"
             texts, constants = share(make, store, rank=rank, about=about, timeout=timeout)
     else:
         texts, constants = make()
@@ -76,6 +82,7 @@ def _compile(
     strategy: Strategy,
     batch: Any,
     data_shards: int | None,
+    limits: Limits,
 ) -> Artifact:
     """Capture, run the passes and emit: all that ``compile`` does on the rank that compiles."""
     with phase("capture"):
@@ -88,7 +95,7 @@ def _compile(
             import_step(module, taken)
         snapshots = {"strategy": f"{directives}\n", "step": _text(module)}
         for level in _LEVELS:
-            _run(module, level.pipeline)
+            _run(module, level.pipeline + (limits.options() if level.limited else ""))
             snapshots[level.name] = _text(module)
             advance()
         texts = _emit(module, snapshots["step"])
@@ -105,16 +112,20 @@ def _compile(
 
 @dataclass(frozen=True)
 class _Level:
-    """A level of the IR, and the passes that lead to it from the one before."""
+    """A level of the IR, and the passes that lead to it from the one before.
+
+    A `limited` one takes limits as options.
+    """
 
     name: str
     pipeline: str
+    limited: bool = False
 
 
 _LEVELS = (
     _Level("chunks", "piper-remat,piper-outline-chunks"),
     _Level("cluster", "piper-record,piper-materialize"),
-    _Level("programs", "piper-lower"),
+    _Level("programs", "piper-lower", limited=True),
 )
 
 
@@ -197,5 +208,6 @@ def _text(module: ir.Module) -> str:
 def _emit(module: ir.Module, captured: str) -> dict[str, str]:
     """Emit kernels and programs, and the manifest that describes them."""
     symbols = Symbols(module)
-    texts = {"kernels.py": emit_kernels(module), **emit_programs(module, symbols)}
-    return texts | {"manifest.json": emit_manifest(symbols, texts, captured=captured)}
+    texts = {"kernels.py": emit_kernels(module), **emit_programs(symbols)}
+    manifest = emit_manifest(symbols, texts, captured=captured)
+    return texts | {"manifest.json": add_memory(manifest, symbols)}

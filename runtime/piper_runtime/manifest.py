@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from piper_runtime.errors import ProgramError
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
 
-__all__ = ["VERSION", "BucketSpec", "FlopsSpec", "Manifest", "StateSpec"]
+__all__ = ["VERSION", "BucketSpec", "FlopsSpec", "Manifest", "MemorySpec", "StateSpec"]
 
 VERSION = 1
 STATE_KINDS = ("parameter", "buffer", "constant")
@@ -70,6 +70,31 @@ class FlopsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """Bytes that a rank takes in a call of an entry point, by kind, as the compiler predicts them.
+
+    ``parameters`` (with buffers and constants), ``gradients`` and ``batch`` are there all the time,
+    and so is what the optimizer keeps, which the compiler does not know. Where they and the rest
+    are most, ``activations`` are what compute has made, ``communication`` what messages and
+    collectives have brought, and ``temporaries`` what the instruction needs inside, at most.
+    ``held`` is the most of activations and communication after any instruction.
+    """
+
+    parameters: int
+    gradients: int
+    batch: int
+    activations: int
+    communication: int
+    temporaries: int
+    held: int
+
+    def peak(self, *, optimizer: int, inside: bool) -> int:
+        """Return the most bytes at once, with or without what instructions need inside."""
+        step = self.activations + self.communication + self.temporaries if inside else self.held
+        return self.parameters + self.gradients + self.batch + optimizer + step
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything a runtime must know beside the program texts."""
 
@@ -87,6 +112,8 @@ class Manifest:
     optimizer: str | None
     clip: float | None
     flops: Mapping[str, FlopsSpec]
+    memory: Mapping[str, tuple[MemorySpec, ...]] = field(default_factory=dict)
+    """By entry point: an entry per coordinate."""
 
     @staticmethod
     def parse(text: str) -> Manifest:
@@ -130,10 +157,7 @@ def _parse(raw: Mapping[str, Any]) -> Manifest:
         data_axes=tuple(raw["data_axes"]),
         states=tuple(_parse_state(entry) for entry in raw["states"]),
         buckets=tuple(_parse_bucket(entry) for entry in raw["buckets"]),
-        comms=tuple(
-            CommSpec(entry["name"], tuple(entry["axes"]), tuple(entry["coordinates"]))
-            for entry in raw["comms"]
-        ),
+        comms=tuple(_parse_comm(entry) for entry in raw["comms"]),
         programs=tuple(raw["programs"]),
         entry_points=tuple(raw["entry_points"]),
         losses=_parse_losses(raw["losses"]),
@@ -142,6 +166,10 @@ def _parse(raw: Mapping[str, Any]) -> Manifest:
         flops={
             name: FlopsSpec(entry["model"], tuple(entry["executed"]))
             for name, entry in raw.get("flops", {}).items()
+        },
+        memory={
+            name: tuple(_parse_memory(entry) for entry in entries)
+            for name, entries in raw.get("memory", {}).items()
         },
     )
 
@@ -168,6 +196,20 @@ def _parse_bucket(entry: Mapping[str, Any]) -> BucketSpec:
     )
 
 
+def _parse_comm(entry: Mapping[str, Any]) -> CommSpec:
+    return CommSpec(
+        name=entry["name"],
+        axes=tuple(entry["axes"]),
+        coordinates=tuple(entry["coordinates"]),
+        priority=entry.get("priority"),
+        sms=entry.get("sms"),
+    )
+
+
+def _parse_memory(entry: Mapping[str, int]) -> MemorySpec:
+    return MemorySpec(**{kind.name: entry[kind.name] for kind in fields(MemorySpec)})
+
+
 def _parse_losses(entries: Sequence[Any]) -> dict[str, str | None]:
     """Return dtype by loss; an entry is a name, or a mapping of name and dtype."""
     pairs = [
@@ -184,11 +226,13 @@ def _check(manifest: Manifest) -> None:
             f"manifest expected {coordinates} programs, one per coordinate of {manifest.mesh}, "
             f"got {len(manifest.programs)}"
         )
-    for name, flops in manifest.flops.items():
-        if len(flops.executed) != coordinates:
+    given: dict[str, Sequence[object]] = {}
+    given |= {f"executed flops of {name!r}": e.executed for name, e in manifest.flops.items()}
+    given |= {f"memory of {name!r}": entries for name, entries in manifest.memory.items()}
+    for what, entries in given.items():
+        if len(entries) != coordinates:
             raise ProgramError(
-                f"manifest expected executed flops of {name!r} for {coordinates} coordinates, "
-                f"got {len(flops.executed)}"
+                f"manifest expected {what} for {coordinates} coordinates, got {len(entries)}"
             )
     unknown = [axis for axis in manifest.data_axes if axis not in manifest.mesh.names]
     if unknown:

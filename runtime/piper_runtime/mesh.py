@@ -31,11 +31,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class CommSpec:
-    """A communicator of the manifest: one group per combination of the axes it does not span."""
+    """A communicator of the manifest: one group per combination of the axes it does not span.
+
+    ``priority`` (higher goes first) and ``sms`` (streaming multiprocessors that one of its
+    operations may hold) are what the user asked of its stream; None where nothing was asked.
+    """
 
     name: str
     axes: tuple[str, ...]
     coordinates: tuple[int, ...]
+    priority: int | None = None
+    sms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,23 @@ def test_compile_replaces_the_program_in_a_directory(
     assert Program.open(tmp_path).texts == program.texts
 
 
-def test_compile_passes_data_shards_on(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ([], {"data_shards": None, "limits": piper.Limits()}),
+        (["--data-shards", "1"], {"data_shards": 1, "limits": piper.Limits()}),
+        (
+            ["--max-memory", "4096", "--max-sms", "20", "--max-communicators", "8"],
+            {
+                "data_shards": None,
+                "limits": piper.Limits(memory=4096, sms=20, communicators=8),
+            },
+        ),
+    ],
+)
+def test_compile_passes_options_on(
+    flags: list[str], options: dict[str, Any], source: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     given = {}
 
     def note(*args: object, **options: object) -> Program:
@@ -154,8 +170,16 @@ def test_compile_passes_data_shards_on(source: Path, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(piper, "compile", note)
     with pytest.raises(piper.CompileError, match="enough"):
-        main(["compile", f"{source}:build", "-o", str(tmp_path), "--data-shards", "1"])
-    assert given == {"data_shards": 1}
+        main(["compile", f"{source}:build", "-o", str(tmp_path), *flags])
+    assert given == options
+
+
+def test_compile_refuses_what_takes_too_much(source: Path, tmp_path: Path, refused: Any) -> None:
+    said = refused("compile", f"{source}:build", "-o", str(tmp_path), "--max-memory", "100")
+    assert re.search(r"expected @train\$pp0 to hold at most 100 bytes at once, got \d+ bytes", said)
+    assert not any(tmp_path.iterdir())
+    said = refused("compile", f"{source}:build", "-o", str(tmp_path), "--max-sms", "0")
+    assert "limit of sms must be an int of at least 1, got 0" in said
 
 
 def test_optimizer_can_be_imported_beside_the_file(compiled: Path) -> None:

@@ -33,6 +33,14 @@ piper.strategy @strategy mesh = @mesh {
 
 piper.mesh @mesh [pp = 2 unrolled]
 piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected a priority, sms or both, got neither}}
+  piper.do.stream @pp
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
   // expected-error @+1 {{expected at least 1 stage, got 0}}
   piper.do.place <all> stages = 0 axis = "pp"
 }

@@ -75,6 +75,10 @@ piper.strategy @options mesh = @mesh {
   piper.do.place <all> stages = 2 axis = "pp" homes [[0, 1], [1, 0]]
   // CHECK: piper.do.split microbatches = 1 dims = {}
   piper.do.split microbatches = 1 dims = {}
+  // CHECK: piper.do.stream @dp priority = -1
+  // CHECK: piper.do.stream @pp priority = 1 sms = 16
+  piper.do.stream @dp priority = -1
+  piper.do.stream @pp priority = 1 sms = 16
   // CHECK: piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 5.000000e-01
   piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 0.5
 }

@@ -9,5 +9,5 @@ piper.mesh @mesh [pp = 3 unrolled]
 piper.stream @pp
 piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
 piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
-// expected-error @+1 {{expected at most 2 communicators at coordinate 1, got one more}}
+// expected-error @+1 {{expected at most 2 communicators at coordinate 1, got one more: @send$1.2}}
 piper.comm @send$1.2 axes [] coordinates [1, 2] for @pp

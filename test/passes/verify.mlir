@@ -141,3 +141,94 @@ piper.program @train$pp1 of @train$cluster at 1 {
   %z = sum %z0, %z1 : !x -> !x
   output "z" %z : !x
 }
+
+// -----
+
+// A slot that is derived from the value follows its update: here whole, in
+// another dtype, of a value of which a rank has half (ZeRO-1). What was read from
+// it before may be freed behind the update, and what is read behind the write is
+// new. Where nothing is updated, the slot may be written from the value.
+
+!v = tensor<2xf32, #piper.layout<dp = shard(0)>>
+!f = tensor<2xbf16, #piper.layout<dp = shard(0)>>
+!c = tensor<4xbf16, #piper.layout<dp = replicated>>
+
+// CHECK: piper.program @train$0
+// CHECK: write @w$b slot compute
+piper.mesh @mesh [dp = 2 manual]
+piper.stream @dp
+piper.comm @gather.dp$0 axes ["dp"] coordinates [0] for @dp
+piper.state @w parameter : tensor<4xbf16> holders [0]
+piper.bucket @w$b [@w] value : !v compute : !c grad : !v
+piper.chunk @a.0$F pass = F stage = 0 (%w: !c) -> !c { return %w : !c }
+piper.chunk @b.0$F pass = F stage = 0 (%w: !f) -> !f { return %w : !f }
+piper.program @train$0 of @train$cluster at 0 {
+  %w = read @w$b slot compute : !c
+  %s = slice %w dim 0 over "dp" : !c -> !f
+  %h = run @b.0$F(%s) mb 0 : (!f) -> !f
+  %g = input "g" mb 0 : !v
+  %G = accumulate @w$b %g : !v -> !v
+  %u = update @w$b %G optimizer "train:sgd" : !v -> !v
+  %n = convert %u : !v -> !f
+  free %s : !f
+  %e = record
+  %m, %me = all_gather %n dim 0 over ["dp"] on @gather.dp$0 after %e : !f -> !c, !piper.event
+  output "h" %h after %me : !f
+  write @w$b slot compute %m : !c
+  %x = read @w$b slot compute : !c
+  %y = run @a.0$F(%x) mb 0 : (!c) -> !c
+}
+piper.program @eval$0 of @eval$cluster at 0 {
+  %v = read @w$b slot value : !v
+  %n = convert %v : !v -> !f
+  %e = record
+  %m, %me = all_gather %n dim 0 over ["dp"] on @gather.dp$0 after %e : !f -> !c, !piper.event
+  output "n" %n after %me : !f
+  write @w$b slot compute %m : !c
+  %x = read @w$b slot compute : !c
+  %y = run @a.0$F(%x) mb 0 : (!c) -> !c
+}
+
+// -----
+
+// So does each holder's slot in a cluster.
+
+!x = tensor<4xf32>
+!c = tensor<4xbf16>
+
+// CHECK: piper.cluster @train$cluster
+// CHECK: write @w$b slot compute %{{.*}} at 0
+// CHECK: write @w$b slot compute %{{.*}} at 1
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.state @w parameter : !c holders [0, 1] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x compute : !c grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !c, %w: !c) -> !c { return %x : !c }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !c) -> !c {
+  %g = pack @w$b %x : !c -> !c
+  return %g : !c
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 2 homes [[0], [1]] (%x: !c) {
+  %w = read @w$b slot compute : !c
+  %0 = run @a.0$F(%x, %w) : (!c, !c) -> !c
+  %1 = run @a.0$B(%0) : (!c) -> !c
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %w0 = read @w$b slot compute at 0 : !c
+  %w1 = read @w$b slot compute at 1 : !c
+  %i = input "x" mb 0 at 0 : !c
+  %f = run @a.0$F(%i, %w0) mb 0 at 0 : (!c, !c) -> !c
+  %g = run @a.0$B(%f) mb 0 at 0 : (!c) -> !c
+  %G = accumulate @w$b %g at 0 : !c -> !x
+  %j = input "x" mb 1 at 1 : !c
+  %e = run @a.0$F(%j, %w1) mb 1 at 1 : (!c, !c) -> !c
+  %h = run @a.0$B(%e) mb 1 at 1 : (!c) -> !c
+  %H = accumulate @w$b %h at 1 : !c -> !x
+  %R, %S = all_reduce %G, %H at [0, 1] over [] across "pp" on @pp : !x, !x -> !x, !x
+  %u = update @w$b %R at 0 optimizer "train:sgd" : !x -> !x
+  %v = update @w$b %S at 1 optimizer "train:sgd" : !x -> !x
+  %m = convert %u at 0 : !x -> !c
+  %n = convert %v at 1 : !x -> !c
+  write @w$b slot compute %m at 0 : !c
+  write @w$b slot compute %n at 1 : !c
+}

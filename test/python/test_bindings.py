@@ -20,5 +20,13 @@ def test_passes_are_registered() -> None:
         passes = passmanager.PassManager.parse(pipeline)
         passes.run(ir.Module.parse("module {}").operation)
         printed = str(passes)
-        assert "piper-verify{max-communicators=0 single-queue=false}" in printed
+        limits = "max-communicators=0 max-memory=0 max-sms=0"
+        assert f"piper-verify{{{limits} single-queue=false}}" in printed
         assert str(passmanager.PassManager.parse(printed)) == printed
+
+
+def test_limits_of_lowered_programs_are_those_of_verify() -> None:
+    with ir.Context():
+        limits = "max-communicators=3 max-memory=5000000000 max-sms=7"
+        printed = str(passmanager.PassManager.parse(f"builtin.module(piper-lower{{{limits}}})"))
+        assert f"piper-lower-programs,piper-verify{{{limits} single-queue=false}}" in printed

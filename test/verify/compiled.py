@@ -63,7 +63,7 @@ class Compiled:
     def check(self, module: ir.Module, *, bound: float) -> None:
         """Assert that a lowered module makes the same step, up to `bound`."""
         symbols = Symbols(module)
-        texts = {"kernels.py": emit_kernels(module), **emit_programs(module, symbols)}
+        texts = {"kernels.py": emit_kernels(module), **emit_programs(symbols)}
         texts["manifest.json"] = emit_manifest(symbols, texts)
         program = Program(texts, constants=self.program.constants, model=self.model, optimizer=sgd)
         check_steps(_step(program, self.model, self.batch), self.steps, bound=bound)

@@ -37,6 +37,11 @@ piper.Trainer("DIR", model=model).step(batch), alone or under torchrun.
 example:
   piper compile train.py:build -o out
 """
+_LIMITS = (
+    ("memory", "BYTES", "storages at once, without optimizer state and what ops need inside"),
+    ("sms", "N", "SMs that communication holds at once; streams must say theirs"),
+    ("communicators", "N", "communicators that it is a member of"),
+)
 _MEANINGS = {
     KERNELS: "the kernels that programs launch",
     MANIFEST: "mesh, inputs, states, buckets, communicators",
@@ -67,14 +72,20 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="how many data-parallel shards the batch holds (default: all; one under torchrun)",
     )
+    limits = parser.add_argument_group("limits of the program of a rank (default: none)")
+    for name, metavar, meaning in _LIMITS:
+        limits.add_argument(f"--max-{name}", type=int, metavar=metavar, help=meaning)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     folder = Path(options.output)
     stale = _artifact(folder)
+    limits = piper.Limits(**{name: getattr(options, f"max_{name}") for name, _, _ in _LIMITS})
     model, loss_fn, strategy, batch = _call(options.source)
-    program = piper.compile(model, loss_fn, strategy, batch, data_shards=options.data_shards)
+    program = piper.compile(
+        model, loss_fn, strategy, batch, data_shards=options.data_shards, limits=limits
+    )
     for file in stale:
         file.unlink()
     program.save(folder)

@@ -39,7 +39,7 @@ def emit_manifest(
         "data_axes": _strings(train.attributes["axes"]),
         "states": [_state(state) for state in symbols.all("state")],
         "buckets": [_bucket(bucket, symbols) for bucket in symbols.all("bucket")],
-        "comms": [_comm(comm) for comm in symbols.all("comm")],
+        "comms": [_comm(comm, symbols) for comm in symbols.all("comm")],
         "programs": programs,
         "entry_points": list(steps),
         "losses": _losses(train),
@@ -129,11 +129,18 @@ def _bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
     }
 
 
-def _comm(comm: ir.Operation) -> dict[str, Any]:
+def _comm(comm: ir.Operation, symbols: Symbols) -> dict[str, Any]:
+    stream = symbols.streams[ir.FlatSymbolRefAttr(comm.attributes["stream"]).value]
+    asked = {
+        name: ir.IntegerAttr(stream.attributes[name]).value
+        for name in ("priority", "sms")
+        if name in stream.attributes
+    }
     return {
         "name": name_of(comm),
         "axes": _strings(comm.attributes["axes"]),
         "coordinates": list(ir.DenseI64ArrayAttr(comm.attributes["coordinates"])),
+        **asked,
     }
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from piper.emit.chunks import emit_chunk
-from piper.emit.dump import read_programs
 from piper.emit.locations import format_location
 from piper.emit.names import Namer, identifier
 from piper.emit.symbols import Symbols
-from piper.mlir import ir
 
 __all__ = ["emit_programs"]
 
@@ -30,14 +28,14 @@ from . import kernels as k
 '''
 
 
-def emit_programs(module: ir.Module, symbols: Symbols) -> dict[str, str]:
+def emit_programs(symbols: Symbols) -> dict[str, str]:
     """Return the text of every rank program by file name.
 
     There is one per coordinate of the unrolled axis, ``program_pp0.py`` and so on, with a function
     per chunk that it runs and one per entry point.
     """
     dumped: dict[int, list[dict[str, Any]]] = {}
-    for program in read_programs(module):
+    for program in symbols.programs:
         dumped.setdefault(program["at"], []).append(program)
     return {
         symbols.program_file(at): _emit_program(at, entries, symbols)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import Any
 
+from piper.emit.dump import read_programs
 from piper.emit.names import torch_name
 from piper.mlir import ir
 
@@ -31,6 +33,16 @@ class Symbols:
     def chunks(self) -> dict[str, ir.Operation]:
         """Chunks by symbol."""
         return {name_of(chunk): chunk for chunk in self.all("chunk")}
+
+    @cached_property
+    def streams(self) -> dict[str, ir.Operation]:
+        """Streams by symbol."""
+        return {name_of(stream): stream for stream in self.all("stream")}
+
+    @cached_property
+    def programs(self) -> list[dict[str, Any]]:
+        """Every program as rows: see ``dump``."""
+        return read_programs(self._module)
 
     @cached_property
     def members(self) -> dict[str, tuple[str, ...]]:

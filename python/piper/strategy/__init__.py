@@ -10,6 +10,7 @@ from piper.strategy.remat import Remat, remat
 from piper.strategy.replicate import Replicate, replicate
 from piper.strategy.split import Split, split
 from piper.strategy.strategy import Strategy
+from piper.strategy.stream import Stream, stream
 from piper.strategy.update import OptimizerFactory, Update, update
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "SourceLocation",
     "Split",
     "Strategy",
+    "Stream",
     "Update",
     "annotate",
     "order",
@@ -32,5 +34,6 @@ __all__ = [
     "remat",
     "replicate",
     "split",
+    "stream",
     "update",
 ]

@@ -34,8 +34,8 @@ class Strategy:
 
     Args:
         mesh: axis sizes by name, outermost first, or a torch DeviceMesh; ranks are row-major.
-        directives: what `annotate`, `split`, `place`, `replicate`, `remat`, `order` and `update`
-            return.
+        directives: what `annotate`, `split`, `place`, `replicate`, `remat`, `order`, `update` and
+            `stream` return.
 
     Raises:
         ValueError: names the directive, where it was written, and what would be right.
@@ -187,7 +187,7 @@ class Strategy:
             if not isinstance(directive, Directive):
                 raise TypeError(
                     f"{self.source}: directives[{index}] must be made by annotate, split, place, "
-                    f"replicate, remat, order or update, got {directive!r}"
+                    f"replicate, remat, order, update or stream, got {directive!r}"
                 )
             for axis in directive.axes():
                 if axis not in self.mesh.names:
