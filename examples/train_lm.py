@@ -196,7 +196,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--chunks", type=int, default=2, help="stages per rank, where the schedule leaves it open"
     )
     option("--microbatches", type=int, default=4, help="per step and data-parallel rank")
-    option("--transport", choices=("auto", "local", "gloo"), default="auto", help="who runs ranks")
+    transports = ("auto", "local", "gloo", "nccl")
+    option("--transport", choices=transports, default="auto", help="who runs ranks")
     option("--steps", type=int, default=450, help="training steps")
     option("--layers", type=int, default=4, help="transformer blocks")
     option("--width", type=int, default=128, help="size of a hidden vector")

@@ -19,11 +19,12 @@ SECOND = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A step as one process saw it: seconds, peak bytes, nanoseconds by rank."""
+    """A step as one process saw it: seconds, its rank with the most memory, nanoseconds by rank."""
 
     seconds: float
     memory: int
     memory_of: str
+    memory_predicted: int | None
     work: Mapping[int, int]
     exposed: Mapping[int, int]
 
@@ -42,6 +43,7 @@ def compare_ranks(
         seconds=result.seconds,
         memory=result.memory,
         memory_of=result.memory_of,
+        memory_predicted=result.memory_predicted,
         work={rank: work(ran) for rank, ran in own.items()},
         exposed={rank: exposed(ran, met) for rank, ran in own.items()},
     )
@@ -62,7 +64,12 @@ def _met(spans: Sequence[Span], transport: Transport, clocks: Clocks) -> dict[Me
 
 def _with(result: StepResult, reports: Sequence[_Report], mesh: Mesh) -> StepResult:
     most = max(reports, key=lambda report: report.memory)
-    result = replace(result, memory=most.memory, memory_of=most.memory_of)
+    result = replace(
+        result,
+        memory=most.memory,
+        memory_of=most.memory_of,
+        memory_predicted=most.memory_predicted,
+    )
     busy = {rank: seconds for report in reports for rank, seconds in report.work.items()}
     slowest = max(sorted(busy), key=busy.__getitem__)
     middle = median(busy.values())

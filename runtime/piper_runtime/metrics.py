@@ -8,7 +8,9 @@ Every value is a number or a string. A key that is not known is not there:
     loss        sum of all losses                loss/NAME   each, if there are several
     grad_norm   before clipping                  seconds     wall time of the step
     tokens      of the whole batch               tps         tokens per second and device
-    memory      peak bytes                       memory_of   the rank that has this peak
+    memory      peak bytes so far                memory_of   the rank that has this peak
+    memory_how  "allocated" or "counted"         memory_predicted   of the same rank, in bytes
+    resident    peak bytes of the process of rank 0, with Python and torch
     tflops      10^12 model FLOPs per second and device
     mfu, hfu    fraction of the peak: model FLOPs, and all that are computed
     bubble      fraction of the step in which the slowest rank does not compute

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-
-__all__ = ["StepResult", "peak_memory"]
+__all__ = ["StepResult", "peak_resident"]
 
 GIB = 1024**3
 
@@ -20,10 +18,13 @@ class StepResult:
 
     ``loss`` is the sum of ``losses``, over all microbatches and ranks and the same on every rank;
     ``grad_norm`` is the norm before clipping, or None if the program computes none; ``seconds`` is
-    wall time; ``memory`` is peak bytes, of ``memory_of``; ``tokens`` counts the whole batch of all
-    ranks (see ``Trainer``), ``devices`` the ranks of the mesh.
+    wall time; ``memory`` are peak bytes so far of the rank ``memory_of``, either ``allocated`` or
+    ``counted``, as ``memory_how`` says (see ``MemoryMeter``); ``tokens`` counts the whole batch of
+    all ranks (see ``Trainer``), ``devices`` the ranks of the mesh.
 
-    What follows is None where it is not known. ``flops`` are those of the model for the whole
+    What follows is None where it is not known. ``memory_predicted`` is what the compiler says of
+    the same rank, plus what its optimizer keeps; ``resident`` are peak bytes of this process, with
+    Python and torch. ``flops`` are those of the model for the whole
     batch, ``executed_flops`` those that the ranks compute, with what they compute again to save
     memory; both come from the manifest. ``peak_flops`` is what a device could do in a second. The
     rest is there when steps are measured (see ``Metrics``): ``slowest`` is the rank whose compute
@@ -39,8 +40,11 @@ class StepResult:
     seconds: float
     memory: int
     memory_of: str
+    memory_how: str
     tokens: int
     devices: int
+    memory_predicted: int | None = None
+    resident: int | None = None
     flops: int | None = None
     executed_flops: int | None = None
     peak_flops: float | None = None
@@ -80,6 +84,9 @@ class StepResult:
             "tps": self.tokens_per_second,
             "memory": self.memory,
             "memory_of": self.memory_of,
+            "memory_how": self.memory_how,
+            "memory_predicted": self.memory_predicted,
+            "resident": self.resident,
             "tflops": self.tflops,
             "mfu": self.mfu,
             "hfu": self.hfu,
@@ -95,8 +102,8 @@ class StepResult:
     def __str__(self) -> str:
         """Return ``step: 1 loss: 8.041234 grad_norm: 1.33 memory: 1.02GiB (rank 0) tps: 27,483``.
 
-        Behind that comes what else is known, ``tflops: 1.97 mfu: 0.20% bubble: 11.30% exposed:
-        0.41% slowest: rank 3 (pp 1, dp 1) +4.2%``.
+        Behind the memory comes the predicted one, and behind all what else is known, ``tflops: 1.97
+        mfu: 0.20% bubble: 11.30% exposed: 0.41% slowest: rank 3 (pp 1, dp 1) +4.2%``.
         """
         return " ".join(self._parts())
 
@@ -105,6 +112,8 @@ class StepResult:
         if self.grad_norm is not None:
             yield f"grad_norm: {self.grad_norm:.4g}"
         yield f"memory: {self.memory / GIB:.2f}GiB ({self.memory_of})"
+        if self.memory_predicted is not None:
+            yield f"predicted: {self.memory_predicted / GIB:.2f}GiB"
         yield f"tps: {self.tokens_per_second:,.0f}"
         if self.tflops is not None:
             yield f"tflops: {self.tflops:.3g}"
@@ -124,9 +133,7 @@ class StepResult:
         return self._rate(flops) / self.peak_flops
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return peak bytes so far: allocated on a GPU, else resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+def peak_resident() -> int:
+    """Return the most bytes that this process has had in memory so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

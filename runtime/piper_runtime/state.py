@@ -61,6 +61,16 @@ class Bucket:
     def _packing(self, flat: Tensor) -> Packing:
         return Packing(flat, [member.shape for member in self.members])
 
+    def num_bytes(self) -> tuple[int, int]:
+        """Return the bytes of value and main gradient, and those that the optimizer keeps.
+
+        Both grow in the first step: gradient and optimizer state are made when they are needed.
+        """
+        main = 0 if self._main is None else self._main.flat.nbytes
+        kept = [] if self._optimizer is None else self._optimizer.state.values()
+        tensors = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
+        return self.value.nbytes + main, sum(tensor.nbytes for tensor in tensors)
+
     def slot(self, name: str) -> Tensor:
         """Return the flat tensor of slot ``value`` or ``grad``."""
         if name not in ("value", "grad"):

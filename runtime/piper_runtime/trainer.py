@@ -23,6 +23,7 @@ from piper_runtime.gaps import Summary
 from piper_runtime.home import make_home
 from piper_runtime.kernels import bind_kernels
 from piper_runtime.manifest import BucketSpec
+from piper_runtime.memory import MemoryMeter
 from piper_runtime.metrics import Metrics
 from piper_runtime.names import dtype_of
 from piper_runtime.optimizer import OptimizerFactory, load_factory
@@ -30,7 +31,7 @@ from piper_runtime.oracle import Oracle
 from piper_runtime.program import Program
 from piper_runtime.progress import tell
 from piper_runtime.rank import Rank
-from piper_runtime.result import StepResult, peak_memory
+from piper_runtime.result import StepResult, peak_resident
 from piper_runtime.state import Bucket, Init, Weights, make_buckets
 from piper_runtime.stepper import Stepper
 from piper_runtime.tensorfile import tensor_bytes
@@ -104,7 +105,8 @@ class Trainer:
         }
         self._fault = arm(fault, self._loaded)
         self.transport.start(manifest)
-        self._watch = Watch(self.program, self.transport, metrics)
+        self._meter = MemoryMeter(manifest, self.transport)
+        self._watch = Watch(self.program, self.transport, metrics, self._meter)
         self.transport.guard(self._loaded)
         self._checker = make_checker(check, manifest, self.transport)
         model = self.program.model if model is None else model
@@ -182,15 +184,18 @@ class Trainer:
         seconds = time.perf_counter() - start
         self.steps += 1
         losses = {name: outputs[name] for name in self._manifest.losses}
-        sumsq = outputs.get(GRAD_NORM)
+        sumsq, reading = outputs.get(GRAD_NORM), self._meter.read(self._homes)
         return StepResult(
             step=self.steps,
             loss=sum(losses.values()),
             losses=losses,
             grad_norm=None if sumsq is None else math.sqrt(sumsq),
             seconds=seconds,
-            memory=peak_memory(self.transport.device),
-            memory_of="all ranks" if len(self.transport.ranks) > 1 else f"rank {self._first}",
+            memory=reading.memory,
+            memory_of=reading.of,
+            memory_how=reading.how,
+            memory_predicted=reading.predicted,
+            resident=peak_resident(),
             tokens=self._num_tokens(),
             devices=self._manifest.mesh.world_size,
             flops=self._manifest.model_flops("train"),
@@ -277,6 +282,7 @@ class Trainer:
             inputs = batches.microbatches(
                 shard, manifest.inputs, num_microbatches=manifest.microbatches
             )
+            self._meter.begin(index, inputs)
             ranks[index] = Rank(home, inputs=inputs, submit=submit)
             self._loaded.entry_point(manifest.mesh.coordinate(index), entry)(ranks[index])
         return ranks

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from piper_runtime.clocks import Clocks, read_clocks
 from piper_runtime.compare import compare_ranks
+from piper_runtime.faults import hooked
+from piper_runtime.memory import MemoryMeter
 from piper_runtime.metrics import Metrics
 from piper_runtime.profiler import MemoryWindow, ProfileWindow
 from piper_runtime.program import Program
@@ -23,15 +25,21 @@ __all__ = ["Watch"]
 class Watch:
     """Runs steps under the eyes of metrics and windows, as long as there are any.
 
-    While there are none, ``looks`` is false, no observer is set and ``submit`` is the transport's
-    own.
+    The first step, whose memory is counted, is under them, too. While there is nothing to see,
+    ``looks`` is false, no observer is set and ``submit`` is the transport's own.
     """
 
-    def __init__(self, program: Program, transport: Transport, metrics: Metrics | None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        metrics: Metrics | None,
+        meter: MemoryMeter,
+    ) -> None:
         """Check that all ranks have the same metrics; raises ValueError."""
         self.submit: Submit = transport.submit
         self._program, self._transport = program, transport
-        self._metrics = metrics
+        self._metrics, self._meter = metrics, meter
         self._windows: list[Window] = []
         self._clocks: Clocks | None = None
         self._last = 0
@@ -46,7 +54,7 @@ class Watch:
     @property
     def looks(self) -> bool:
         """Whether anybody looks on."""
-        return self._metrics is not None or bool(self._windows)
+        return self._metrics is not None or bool(self._windows) or self._meter.is_due
 
     def run(self, step: int, action: Callable[[], StepResult]) -> StepResult:
         """Run a step, and add to its result what was seen."""
@@ -59,6 +67,8 @@ class Watch:
         for window in windows:
             window.begin()
             self.submit = window.wrap(self.submit)
+        if self._meter.counts and (measured or self._meter.is_due):
+            self.submit = hooked(self.submit, [self._meter.start().attach])
         start = time.perf_counter_ns()
         try:
             result = action()

@@ -32,6 +32,7 @@ RESULT = StepResult(
     seconds=0.5,
     memory=1_095_216_660,
     memory_of="rank 0",
+    memory_how="allocated",
     tokens=54_966,
     devices=4,
 )
@@ -57,6 +58,7 @@ def make_trainer(**settings: Any) -> Trainer:
     ("known", "shown"),
     [
         ({}, ""),
+        ({"resident": 2**31}, ""),
         ({"flops": 3_940_000_000_000}, " tflops: 1.97"),
         ({"peak_flops": 1e15}, ""),
         ({"flops": 4 * 10**12, "peak_flops": 1e15}, " tflops: 2 mfu: 0.20%"),
@@ -68,10 +70,15 @@ def test_the_line_has_what_is_known_and_nothing_else(known: dict[str, Any], show
     assert str(replace(RESULT, **known)) == LINE + shown
 
 
+def test_the_line_has_the_predicted_memory_beside_the_measured() -> None:
+    line = str(replace(RESULT, memory_predicted=2**30))
+    assert line == LINE.replace("(rank 0)", "(rank 0) predicted: 1.00GiB")
+
+
 def test_metrics_have_what_is_known_and_nothing_else() -> None:
     metrics = RESULT.metrics()
     assert set(metrics) == {
-        "step", "loss", "seconds", "tokens", "tps", "memory", "memory_of",
+        "step", "loss", "seconds", "tokens", "tps", "memory", "memory_of", "memory_how",
     }  # fmt: skip
     several = replace(
         RESULT,
@@ -226,7 +233,13 @@ def test_bubble_and_exposed_are_of_the_slowest_rank() -> None:
 
     def compared(rank: int) -> StepResult:
         return compare_ranks(
-            replace(RESULT, seconds=10.0, memory=5 + rank, memory_of=f"rank {rank}"),
+            replace(
+                RESULT,
+                seconds=10.0,
+                memory=5 + rank,
+                memory_of=f"rank {rank}",
+                memory_predicted=7 + rank,
+            ),
             spans[rank],
             transport=Pair(rank, values, barrier),
             mesh=MESH,
@@ -240,7 +253,7 @@ def test_bubble_and_exposed_are_of_the_slowest_rank() -> None:
         assert answer.lag == pytest.approx(6 / 4 - 1)
         assert answer.bubble == pytest.approx(0.4)
         assert answer.exposed == pytest.approx(0.1)
-        assert (answer.memory, answer.memory_of) == (6, "rank 1")
+        assert (answer.memory, answer.memory_of, answer.memory_predicted) == (6, "rank 1", 8)
 
 
 def test_a_rank_alone_has_a_bubble_and_nobody_to_wait_for() -> None:

@@ -166,8 +166,9 @@ def test_nobody_looks_on_unless_asked(tmp_path: Path, batches: Iterator[Any]) ->
         unwatched = trainer.transport.observer is None and trainer._watch.submit == submit
         return unwatched and not trainer._watch.looks
 
+    trainer.step(next(batches))  # whose memory is counted
     assert idle()
-    with trainer.trace(tmp_path / "trace.json", steps=1), trainer.profile(tmp_path / "p.json"):
+    with trainer.trace(tmp_path / "trace.json", steps=2), trainer.profile(tmp_path / "p.json"):
         trainer.step(next(batches))
     assert idle()
 

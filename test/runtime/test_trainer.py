@@ -186,6 +186,7 @@ def test_progress_line() -> None:
         seconds=0.5,
         memory=1_095_216_660,
         memory_of="rank 0",
+        memory_how="allocated",
         tokens=54_966,
         devices=4,
     )
@@ -203,5 +204,5 @@ def test_gloo_refuses_another_world_size() -> None:
     program = Program(program_texts())
     with pytest.raises(ValueError, match="world size expected 4, the ranks of mesh pp=2 x dp=2"):
         Trainer(program, model=TiedMlp(), optimizer=make_sgd, transport="gloo")
-    with pytest.raises(ValueError, match="transport expected 'local' or 'gloo', got 'mpi'"):
+    with pytest.raises(ValueError, match="transport expected 'local', 'gloo' or 'nccl', got 'mpi'"):
         Trainer(program, model=TiedMlp(), optimizer=make_sgd, transport="mpi")

@@ -1,7 +1,7 @@
 """What each process of the memory test runs, under torchrun: ``memory_worker.py SCHEDULE FILE``.
 
 Trains a few steps and lets torch's profiler watch the last. Rank 0 writes the measured peak beside
-the predicted one, both in bytes, to FILE.
+the predicted one, both in bytes, to FILE; and what the runtime counts beside what it predicts.
 """
 
 from __future__ import annotations
@@ -98,16 +98,18 @@ def main(schedule: str, output: Path) -> None:
     batch = {"ids": ids, "labels": labels}
     trainer = compiled(schedule, batch)
     for _ in range(2):
-        trainer.step(batch)
+        result = trainer.step(batch)
     kept, peak = kept_bytes(trainer), measured_peak(trainer, batch)
     if os.environ["RANK"] == "0":
         facts = ProgramFacts.read(trainer.program)
         prices, network = Roofline(device("cpu"), facts.kernels), Network(link("loopback"))
         simulated = simulate_program(facts, prices, network, optimizer=adamw)
         predicted = simulated.memory[0]
-        step = predicted.activations + predicted.temporaries
-        between = predicted.peak - step - predicted.batch
-        output.write_text(json.dumps({"kept": [kept, between], "step": [peak, step]}))
+        step, between = predicted.step, predicted.persistent - predicted.batch
+        counted = [result.memory, result.memory_predicted]
+        output.write_text(
+            json.dumps({"kept": [kept, between], "step": [peak, step], "counted": counted})
+        )
     trainer.close()
 
 

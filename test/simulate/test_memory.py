@@ -27,7 +27,7 @@ def test_what_is_alive_ends_at_its_free() -> None:
     rows.add("free", first)
     rows.run(BIG.name)
     found = memory(rows)
-    assert found.live == (1000, 2000, 1000, 2000)
+    assert found.curve.live == (1000, 2000, 1000, 2000)
     assert (found.activations, found.temporaries, found.at) == (2000, 0, 1)
 
 
@@ -51,8 +51,8 @@ def test_states_gradients_and_the_batch_are_no_activations() -> None:
     rows.add("free", value)
     rows.add("update", reduced, after=[event], results=1, bucket="w$b")
     found = memory(rows, optimizer=8)
-    assert max(found.live) == 1000
-    assert found.live[-1] == 0
+    assert max(found.curve.live) == 1000
+    assert found.curve.live[-1] == 0
     assert found.parameters == 10 * 2 + 3 * 4
     assert found.gradients == 10 * 4
     assert found.optimizer == 10 * 8  # a bucket that is not updated has no state
@@ -74,21 +74,55 @@ def test_what_is_reduced_in_place_has_no_memory_of_its_own() -> None:
     rows = Rows()
     value = rows.run(BIG.name)
     rows.all_reduce(value, "all")  # of a value: a new one
-    assert memory(rows).live == (1000, 2000)
+    assert memory(rows).curve.live == (1000, 2000)
     [gradient] = rows.add("accumulate", value, results=1, bucket="w$b")
     rows.all_reduce(gradient, "all")
-    assert memory(rows).live == (1000, 2000, 2000, 2000)
+    assert memory(rows).curve.live == (1000, 2000, 2000, 2000)
+
+
+def test_what_comes_over_communicators_is_counted_apart() -> None:
+    """A received value, then a gathered state, which is no state any more."""
+    first, second = Rows(), Rows()
+    value = first.run(BIG.name)
+    first.send(value, "0.1")
+    received, event = second.recv("0.1", size=1000)
+    second.run(BIG.name, received, after=[event])
+    for rows in (first, second):
+        [state] = rows.add("read", results=1, symbol="v$b", slot="value")
+        rows.add("all_gather", state, results=2, stream="all")
+    second.add("free", received)
+    program = facts(first, second, chunks=[BIG], buckets=[BUCKET, FROZEN], ways=["0.1"])
+    sender, receiver = run(program).memory
+    gathered = 2 * 12
+    assert (sender.activations, sender.communication) == (1000, gathered)
+    assert (receiver.activations, receiver.communication) == (1000, 1000 + gathered)
+    assert receiver.curve.communication == (1000, 1000, 1000, 1000 + gathered, gathered)
+    assert receiver.curve.activations == (0, 1000, 1000, 1000, 1000)
+
+
+def test_only_what_was_accumulated_is_reduced_in_place() -> None:
+    rows = Rows()
+    [gradient] = rows.add("read", results=1, symbol="w$b", slot="grad")
+    rows.all_reduce(gradient, "all")
+    assert memory(rows).communication == 40
+
+
+def test_a_program_without_instructions_holds_its_states() -> None:
+    found = memory(Rows())
+    assert (found.step, found.at, found.curve.live) == (0, 0, ())
+    assert found.peak == found.parameters + found.batch == 32 + 29
 
 
 def test_a_collective_works_on_copies() -> None:
     """Of 40 bytes over three data-parallel ranks at two coordinates: six parts of 7 bytes."""
     first, second = Rows(), Rows()
     for rows in (first, second):
-        [gradient] = rows.add("read", results=1, symbol="w$b", slot="grad")
+        [value] = rows.add("input", results=1, input="x", mb=0)
+        [gradient] = rows.add("accumulate", value, results=1, bucket="w$b")
         rows.all_reduce(gradient, "all")
     program = facts(first, second, buckets=[BUCKET, FROZEN], dp=3)
     found = run(program).memory[0]
-    assert (found.activations, found.temporaries, found.at) == (0, 2 * 42 + 7, 1)
+    assert (found.communication, found.temporaries, found.at) == (0, 2 * 42 + 7, 2)
 
 
 def test_the_copy_that_is_the_result_is_no_temporary() -> None:
@@ -96,7 +130,8 @@ def test_the_copy_that_is_the_result_is_no_temporary() -> None:
     for rows in (first, second):
         rows.all_reduce(rows.run(BIG.name), "all")
     found = run(facts(first, second, chunks=[BIG])).memory[0]
-    assert (found.activations, found.temporaries) == (2000, 500 + 500 + 500 + 500 + 500 - 1000)
+    assert (found.activations, found.communication) == (1000, 1000)
+    assert found.temporaries == 500 + 500 + 500 + 500 + 500 - 1000
     alone = Rows()
     alone.all_reduce(alone.run(BIG.name), "all")
     assert run(facts(alone, chunks=[BIG])).memory[0].temporaries == 0
@@ -105,8 +140,11 @@ def test_the_copy_that_is_the_result_is_no_temporary() -> None:
 def test_an_unknown_optimizer_stays_unknown() -> None:
     rows = Rows()
     rows.run(BIG.name)
+    assert memory(rows).optimizer == 0  # nothing is updated
+    [gradient] = rows.add("read", results=1, symbol="w$b", slot="grad")
+    rows.add("update", gradient, results=1, bucket="w$b")
     assert memory(rows).optimizer is None
-    assert memory(rows).peak == 32 + 29 + 1000
+    assert memory(rows).peak == 32 + 40 + 29 + 1000 + 60
 
 
 def test_optimizers_tell_what_they_keep() -> None:

@@ -18,7 +18,9 @@ EXAMPLES = HERE.parents[1] / "examples"
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "DualPipeV"])
 def test_peak_is_as_predicted(schedule: str, tmp_path: Path) -> None:
-    """Within 5 %: what is kept between steps, and the most that a step adds to it."""
+    """Within 5 %: what is kept between steps, the most that a step adds to it, and what the
+    runtime counts of both.
+    """
     output = tmp_path / "bytes.json"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from piper.cli.text import table
 from piper.schedules import Table, unfinished
 from piper.simulate import Device, ProgramSimulation, Simulation, Step
-from piper.simulate.views import Timeline, draw_text, format_seconds
+from piper.simulate.views import Timeline, draw_text, format_bytes, format_seconds
 
 __all__ = ["program_report", "table_report"]
 
@@ -55,7 +55,8 @@ def program_report(
     if device is not None:
         most = max(memory.peak for memory in simulation.memory)
         verdict = "fits into" if most <= device.memory else "does not fit into"
-        yield f"  {_bytes(most)} {verdict} the {_bytes(round(device.memory))} of {device.name}"
+        room = format_bytes(device.memory)
+        yield f"  {format_bytes(most)} {verdict} the {room} of {device.name}"
     yield from _path(simulation.critical_path, simulation.facts.axis or "rank", format_seconds)
 
 
@@ -118,26 +119,17 @@ def _last_output(simulation: ProgramSimulation) -> str | None:
 
 def _memory(simulation: ProgramSimulation) -> Iterator[str]:
     header = ("rank", "work", "exposed", "parameters", "gradients", "optimizer", "batch")
-    rows: list[Sequence[str]] = [(*header, "activations", "inside", "peak")]
+    rows: list[Sequence[str]] = [(*header, "activations", "received", "inside", "peak")]
     for at, memory in enumerate(simulation.memory):
         parts = (memory.parameters, memory.gradients, memory.optimizer, memory.batch)
-        sizes = (*parts, memory.activations, memory.temporaries, memory.peak)
+        sizes = (*parts, memory.activations, memory.communication, memory.temporaries, memory.peak)
         times = simulation.busy_per_coordinate[at], simulation.exposed[at]
-        rows.append((simulation.facts.place(at), *map(format_seconds, times), *map(_bytes, sizes)))
-    yield from table(rows, numbers=9)
+        rows.append(
+            (simulation.facts.place(at), *map(format_seconds, times), *map(format_bytes, sizes))
+        )
+    yield from table(rows, numbers=10)
     if any(memory.optimizer is None for memory in simulation.memory):
         yield "  the optimizer is not known here: --optimizer-bytes says it (AdamW in float32: 8)"
-
-
-def _bytes(size: int | None) -> str:
-    """Return ``1.5MiB``, or ``?``."""
-    if size is None:
-        return "?"
-    number, units = float(size), ["B", "KiB", "MiB", "GiB"]
-    while number >= 1024 and len(units) > 1:
-        number /= 1024
-        units.pop(0)
-    return f"{number:.0f}B" if units[0] == "B" else f"{number:.1f}{units[0]}"
 
 
 def _path(steps: Sequence[Step], place: str, write: Callable[[float], str]) -> Iterator[str]:

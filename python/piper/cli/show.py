@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piper_runtime import Program
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 
+from piper.cli.evidence import comm_report, memory_report
 from piper.cli.facts import Facts
 from piper.cli.text import count, plural, table
 from piper.mlir import ir
 from piper.schedules import Cell, Pair, Table, members, with_idle
+from piper.simulate import ProgramFacts
 from piper.simulate.facts import PROGRAMS, ChunkFacts
+from piper.simulate.predicted import entry_memory
+from piper.simulate.views import check_format, draw_memory
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -33,10 +38,21 @@ Print what the program in a directory does:
   states          buckets and the states in them, by coordinate
   communicators   which ranks talk, and how many messages and collectives
 
-FLOPs and counts are those of one data-parallel rank.
+FLOPs and counts are those of one data-parallel rank. With --memory or --comm
+it prints, instead,
 
-example:
+  memory          bytes of each rank by kind: at its peak, and over the step in
+                  the order in which it issues; with -o as a picture, too
+  comm            what each communicator moves per rank, beside the textbook:
+                  values (buckets, messages), calls, bytes, and the bytes if
+                  every value went once a step or once a microbatch (gathered
+                  parameters twice); then the sums of each rank, and how often
+                  its trained parameters go over manual axes, as ZeRO counts
+
+examples:
   piper show out
+  piper show out --memory --optimizer-bytes 8 -o memory.svg
+  piper show out --comm
 """
 _PASSES = "FBIW"
 
@@ -50,13 +66,28 @@ def add_parser(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="DIR", help="what piper compile wrote")
+    option = parser.add_argument
+    option("--memory", action="store_true", help="print the memory of each rank, over the step")
+    option("--comm", action="store_true", help="print what communicators move, and the textbook")
+    option("--entry", metavar="NAME", help="entry point of --memory and --comm (default: train)")
+    option(
+        "--optimizer-bytes",
+        type=float,
+        metavar="B",
+        help="optimizer state per parameter, for --memory",
+    )
+    option("-o", dest="output", metavar="FILE", help="draw --memory over the step: .svg or .png")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
+    _check(options)
     program = Program.open(options.folder)
     if PROGRAMS not in program.texts:
         raise ValueError(f"expected a program with a file {PROGRAMS}, got {options.folder}")
+    if options.memory or options.comm:
+        print("\n".join(_evidence(options, ProgramFacts.read(program))))
+        return
     with ir.Context():
         facts = Facts(ir.Module.parse(program.texts[PROGRAMS]))
         sections = (
@@ -68,6 +99,37 @@ def _run(options: argparse.Namespace) -> None:
             _communicators(program.manifest, facts),
         )
         print("\n\n".join("\n".join(section) for section in sections))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would have no effect, and a file that cannot be drawn, before any work."""
+    needs = {"entry": options.memory or options.comm}
+    needs |= {"optimizer_bytes": options.memory, "output": options.memory}
+    for name, holds in needs.items():
+        if getattr(options, name) is not None and not holds:
+            flag = "-o" if name == "output" else f"--{name.replace('_', '-')}"
+            other = " or --comm" if name == "entry" else ""
+            raise ValueError(f"{flag} expected --memory{other}, got none")
+    if options.output is not None:
+        check_format(options.output)
+        if not Path(options.output).parent.is_dir():
+            raise ValueError(f"-o expected a file in a directory that exists, got {options.output}")
+
+
+def _evidence(options: argparse.Namespace, facts: ProgramFacts) -> Iterator[str]:
+    entry = options.entry or "train"
+    microbatches = plural(facts.manifest.microbatches, "microbatch", "microbatches")
+    title = f"{options.folder}: {entry} of {facts.manifest.mesh}, {microbatches}"
+    yield title
+    if options.memory:
+        memory = entry_memory(facts, entry, per_parameter=options.optimizer_bytes)
+        yield from ("", *memory_report(facts, entry, memory))
+        if options.output is not None:
+            named = {facts.place(at): item for at, item in memory.items()}
+            draw_memory(named, options.output, title=f"{title}: memory by instruction")
+            yield from ("", f"wrote {options.output}")
+    if options.comm:
+        yield from ("", *comm_report(facts, entry))
 
 
 def _mesh(manifest: Manifest, facts: Facts) -> Iterator[str]:

@@ -17,7 +17,6 @@ from piper_runtime import Program
 from piper_runtime.manifest import BucketSpec, Manifest
 from piper_runtime.names import dtype_name
 
-from piper.emit.dump import read_programs
 from piper.emit.symbols import Symbols, name_of
 from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
@@ -102,18 +101,22 @@ class ProgramFacts:
             raise ValueError(f"expected a program with a file {PROGRAMS}, got {program.path}")
         with ir.Context():
             module = ir.Module.parse(program.texts[PROGRAMS])
-            symbols = Symbols(module)
-            kernels = read_kernels(symbols)
-            programs: dict[str, dict[int, Sequence[Row]]] = {}
-            for dumped in read_programs(module):
-                programs.setdefault(dumped["entry"], {})[dumped["at"]] = dumped["rows"]
-            return cls(
-                manifest=program.manifest,
-                axis=symbols.axis,
-                kernels=kernels,
-                chunks=read_chunks(symbols, kernels),
-                programs=programs,
-            )
+            return cls.of(program.manifest, Symbols(module))
+
+    @classmethod
+    def of(cls, manifest: Manifest, symbols: Symbols) -> ProgramFacts:
+        """Collect what the last level of the IR says beside the manifest made from it."""
+        kernels = read_kernels(symbols)
+        programs: dict[str, dict[int, Sequence[Row]]] = {}
+        for dumped in symbols.programs:
+            programs.setdefault(dumped["entry"], {})[dumped["at"]] = dumped["rows"]
+        return cls(
+            manifest=manifest,
+            axis=symbols.axis,
+            kernels=kernels,
+            chunks=read_chunks(symbols, kernels),
+            programs=programs,
+        )
 
     def entry(self, name: str) -> Mapping[int, Sequence[Row]]:
         """The programs of an entry point by coordinate.

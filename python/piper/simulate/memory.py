@@ -22,19 +22,42 @@ from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from torch import nn
 
 from piper.simulate.facts import ProgramFacts, Row
-from piper.simulate.values import COLLECTIVES, Values, bucket_bytes, itemsize
+from piper.simulate.values import COLLECTIVES, MESSAGES, Values, bucket_bytes, itemsize
 
-__all__ = ["Memory", "measure_memory", "optimizer_bytes"]
+__all__ = ["Curve", "Memory", "measure_memory", "optimizer_bytes"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes by row of a program, in issue order.
+
+    Of what is alive after the row: `activations`, which compute made, and `communication`, which
+    messages and collectives brought; and what the row needs inside, `temporaries`.
+    """
+
+    activations: tuple[int, ...]
+    communication: tuple[int, ...]
+    temporaries: tuple[int, ...]
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """What is alive after each row."""
+        return tuple(map(sum, zip(self.activations, self.communication, strict=True)))
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """What is alive after each row, and what that needs inside."""
+        return tuple(map(sum, zip(self.live, self.temporaries, strict=True)))
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes at one coordinate, per rank.
 
-    `optimizer` is None where the optimizer is not known. `batch` are the inputs of a step.
-    `activations` is the peak of what instructions make and later free, `temporaries` what the
-    instruction at that peak needs inside, at most; `at` is its row. `live` has the bytes of
-    activations after each row.
+    `optimizer` is None where it is not known what an optimizer keeps. `batch` are the inputs of a
+    step. At the peak, `activations` are what compute made and what is freed later, `communication`
+    what messages and collectives brought, and `temporaries` what the instruction needs inside, at
+    most; `at` is its row. `curve` has these three after each row.
     """
 
     parameters: int
@@ -42,15 +65,25 @@ class Memory:
     optimizer: int | None
     batch: int
     activations: int
+    communication: int
     temporaries: int
     at: int
-    live: tuple[int, ...]
+    curve: Curve
+
+    @property
+    def step(self) -> int:
+        """The most that a step adds to what is there all the time."""
+        return self.activations + self.communication + self.temporaries
+
+    @property
+    def persistent(self) -> int:
+        """What is there all the time, without the optimizer if that is not known."""
+        return self.parameters + self.gradients + (self.optimizer or 0) + self.batch
 
     @property
     def peak(self) -> int:
         """The most that is allocated at once, without the optimizer if that is not known."""
-        persistent = self.parameters + self.gradients + (self.optimizer or 0) + self.batch
-        return persistent + self.activations + self.temporaries
+        return self.persistent + self.step
 
 
 def measure_memory(
@@ -61,22 +94,33 @@ def measure_memory(
     *,
     per_parameter: float | None,
 ) -> Memory:
-    """Count the memory of one program; `per_parameter` are the optimizer's bytes per parameter."""
+    """Count the memory of one program; `per_parameter` are the optimizer's bytes per parameter.
+
+    Raises:
+        ValueError: `per_parameter` below 0.
+    """
+    if per_parameter is not None and not per_parameter >= 0:
+        raise ValueError(f"optimizer bytes per parameter must be at least 0, got {per_parameter}")
     manifest = facts.manifest
     held = [bucket for bucket in manifest.buckets if coordinate in bucket.holders]
     written = {row["bucket"] for row in rows if row["op"] in ("accumulate", "update")}
     updated = {row["bucket"] for row in rows if row["op"] == "update"}
     optimized = sum(bucket.numel for bucket in held if bucket.name in updated)
-    live, peak, extra, at = _sweep(facts, rows, values)
+    curve = _sweep(facts, rows, values)
+    points = [*zip(curve.activations, curve.communication, curve.temporaries, strict=True)]
+    points = points or [(0, 0, 0)]  # of a program without rows
+    at = max(range(len(points)), key=lambda row: sum(points[row]))  # the first of several
+    activations, communication, temporaries = points[at]
     return Memory(
         parameters=sum(bucket_bytes(bucket, slot="value") for bucket in held),
         gradients=sum(bucket_bytes(b, slot="grad") for b in held if b.name in written),
-        optimizer=None if per_parameter is None else round(optimized * per_parameter),
+        optimizer=0 if not optimized else _times(per_parameter, optimized),
         batch=_batch_bytes(manifest),
-        activations=peak,
-        temporaries=extra,
+        activations=activations,
+        communication=communication,
+        temporaries=temporaries,
         at=at,
-        live=tuple(live),
+        curve=curve,
     )
 
 
@@ -91,24 +135,27 @@ def optimizer_bytes(factory: OptimizerFactory, dtype: str = "float32") -> float:
     return sum(t.nbytes for t in kept if t.shape == parameter.shape) / parameter.numel()
 
 
-def _sweep(
-    facts: ProgramFacts, rows: Sequence[Row], values: Values
-) -> tuple[list[int], int, int, int]:
-    """Bytes alive after each row; and where they and what is needed inside are most, both."""
-    manifest = facts.manifest
-    largest = _largest_members(manifest)
-    alive = peak = extra = at = 0
-    live = []
-    for index, row in enumerate(rows):
-        if row["op"] == "free":
-            alive -= sum(values.bytes[value] for value in row["in"] if value in values.owned)
-        else:
-            alive += sum(values.bytes[value] for value in row["out"] if value in values.owned)
-        inside = _temporaries(facts, row, values, largest)
-        if alive + inside > peak + extra:
-            peak, extra, at = alive, inside, index
-        live.append(alive)
-    return live, peak, extra, at
+def _times(per_parameter: float | None, parameters: int) -> int | None:
+    return None if per_parameter is None else round(parameters * per_parameter)
+
+
+def _sweep(facts: ProgramFacts, rows: Sequence[Row], values: Values) -> Curve:
+    """Follow what is alive from row to row."""
+    largest = _largest_members(facts.manifest)
+    brought: set[int] = set()
+    alive = {False: 0, True: 0}  # by whether it was brought
+    activations, communication, temporaries = [], [], []
+    for row in rows:
+        frees, comes = row["op"] == "free", row["op"] in (*MESSAGES, *COLLECTIVES)
+        for value in row["in" if frees else "out"]:
+            if value in values.owned:
+                if comes:
+                    brought.add(value)
+                alive[value in brought] += -values.bytes[value] if frees else values.bytes[value]
+        activations.append(alive[False])
+        communication.append(alive[True])
+        temporaries.append(_temporaries(facts, row, values, largest))
+    return Curve(tuple(activations), tuple(communication), tuple(temporaries))
 
 
 def _temporaries(facts: ProgramFacts, row: Row, values: Values, largest: Mapping[str, int]) -> int:

@@ -25,8 +25,8 @@ class Values:
     """The values of one program, which the dump numbers.
 
     `bytes` of every tensor; `owned` are those with memory of their own: states, gradients in their
-    buckets and the batch have not, nor what is reduced in place. `maker` is the row of every value
-    and event.
+    buckets and the batch have not, nor what is accumulated and then reduced, which happens in
+    place. `maker` is the row of every value and event.
     """
 
     bytes: Mapping[int, int]
@@ -70,6 +70,7 @@ class _Reader:
         }
         self.bytes: dict[int, int] = {}
         self.owned: set[int] = set()
+        self._accumulated: set[int] = set()
         self.maker: dict[int, int] = {}
 
     def read(self, index: int, row: Row) -> None:
@@ -92,7 +93,8 @@ class _Reader:
         if op == "sum":
             return [self.bytes[row["in"][0]]], True
         if op in COLLECTIVES:
-            return [self._collective(row)], row["in"][0] in self.owned
+            in_place = op == "all_reduce" and row["in"][0] in self._accumulated
+            return [self._collective(row)], not in_place
         return self._state(row), False
 
     def _state(self, row: Row) -> Sequence[int]:
@@ -106,6 +108,8 @@ class _Reader:
             return [self._inputs[row["input"]]]
         if op in ("accumulate", "update"):
             slot = "grad" if op == "accumulate" else "value"
+            if op == "accumulate":
+                self._accumulated.update(row["out"])
             return [bucket_bytes(self._buckets[row["bucket"]], slot=slot)]
         raise ValueError(
             f"cannot simulate instruction piper.{op}: its cost and memory are not known"

@@ -44,7 +44,7 @@ def program_timeline(simulation: ProgramSimulation) -> Timeline:
                 lane = _lane(row)
                 within = lane == COMPUTE and inside(start, end)
                 ranges.append(_range(facts, rank, row, lane, (start, end), within))
-        live = simulation.memory[len(counters)].live
+        live = simulation.memory[len(counters)].curve.live
         counters.append(Counter(rank, "activations", tuple(_points(rows, times, live))))
     return Timeline(
         ranks=tuple(map(facts.place, sorted(programs))),

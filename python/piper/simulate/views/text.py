@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from piper.simulate.views.timeline import Range, Timeline
 
-__all__ = ["draw_text"]
+__all__ = ["draw_text", "format_bytes", "format_seconds"]
 
 _IDLE = "."
 
@@ -110,3 +110,14 @@ def format_seconds(time: float) -> str:
         if abs(time) >= size * 0.9995:
             return f"{time / size:.3g}{unit}"
     return f"{time * 1e9:.3g}ns" if time else "0"
+
+
+def format_bytes(number: float | None) -> str:
+    """Return ``1.5MiB`` of bytes: at most one decimal, in powers of 1024; ``?`` of None."""
+    if number is None:
+        return "?"
+    value, units = float(number), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f}B" if units[0] == "B" else f"{value:.1f}{units[0]}"

@@ -1,0 +1,240 @@
+"""Bytes of communicators beside the textbook, on programs written by hand and on compiled ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import piper
+import pytest
+import torch
+from compiled_mlp import Mlp, compiled
+from handmade import Rows, chunk, facts
+from piper.simulate import ProgramFacts
+from piper.simulate.communication import Traffic, measure_traffic, measure_volumes, times
+from piper_runtime import Program, Trainer
+from piper_runtime.instruction import Instruction
+from piper_runtime.manifest import BucketSpec
+from piper_runtime.transports.local import LocalTransport
+
+BUCKET = BucketSpec("w$b", ("w",), (0,), "bfloat16", 100, "float32")
+OTHER = BucketSpec("v$b", ("v",), (0,), "float32", 50, None)
+CHUNK = chunk("one", size=1000)
+RANKS = 4
+
+
+def collective(
+    op: str, *, calls: int = 1, microbatches: int = 2, size: int = 1000
+) -> tuple[Traffic, ...]:
+    """The traffic of a program that does a collective with a value of a chunk, `calls` times."""
+    rows = Rows()
+    value = rows.run(CHUNK.name)
+    for _ in range(calls):
+        rows.add(op, value, results=2, stream="all")
+    return measure_traffic(counted(rows, microbatches=microbatches, size=size))
+
+
+def counted(*rows: Rows, microbatches: int = 2, size: int = 1000, **more: Any) -> ProgramFacts:
+    """Programs on four data-parallel ranks per coordinate."""
+    chunks = [replace(CHUNK, results=(size,))]
+    found = facts(*rows, chunks=chunks, buckets=[BUCKET, OTHER], dp=RANKS, **more)
+    return replace(found, manifest=replace(found.manifest, microbatches=microbatches))
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("all_reduce", 2 * 1000 * 3 // 4),
+        ("reduce_scatter", 1000 * 3 // 4),
+        ("all_gather", 1000 * 3),  # three quarters of four times as much
+        ("all_to_all", 1000 * 3 // 4),
+        ("broadcast", 1000),
+        ("permute", 1000),
+    ],
+)
+def test_collectives_move_what_the_textbook_says(op: str, expected: int) -> None:
+    [found] = collective(op)
+    assert (found.op, found.members, found.values, found.calls) == (op, RANKS, 1, 1)
+    assert found.num_bytes == found.textbook == expected
+    assert found.ratio == 1.0
+
+
+def test_a_communicator_of_one_moves_nothing() -> None:
+    rows = Rows()
+    rows.all_reduce(rows.run(CHUNK.name), "all")
+    [found] = measure_traffic(facts(rows, chunks=[CHUNK]))
+    assert (found.num_bytes, found.textbook, found.ratio) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("op", "calls", "ratio"),
+    [
+        ("all_reduce", 1, 1),  # once a step
+        ("all_reduce", 2, 2),  # twice, where once would do
+        ("all_reduce", 4, 1),  # once a microbatch
+        ("reduce_scatter", 5, 1.25),
+        ("all_gather", 1, 1),
+        ("all_gather", 4, 1),
+        ("all_gather", 8, 1),  # for forward and for backward
+        ("all_gather", 12, 1.5),  # and again for the other half of backward
+        ("broadcast", 3, 3),
+    ],
+)
+def test_what_goes_more_often_than_it_has_to_shows(op: str, calls: int, ratio: float) -> None:
+    [found] = collective(op, calls=calls, microbatches=4)
+    assert (found.calls, found.values, found.ratio) == (calls, 1, ratio)
+
+
+def test_without_microbatches_reductions_are_to_go_once() -> None:
+    assert [times("all_reduce", calls, 1) for calls in (1, 2, 3)] == [1, 1, 1]
+    assert [times("all_gather", calls, 1) for calls in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_values_are_buckets_and_what_else_is_communicated() -> None:
+    rows = Rows()
+    value = rows.run(CHUNK.name)
+    [first] = rows.add("accumulate", value, results=1, bucket="w$b")
+    reduced, _ = rows.all_reduce(first, "all")
+    rows.all_reduce(reduced, "all")  # the same bucket once more
+    [state] = rows.add("read", results=1, symbol="v$b", slot="value")
+    rows.all_reduce(state, "all")
+    rows.all_reduce(value, "all")
+    [found] = measure_traffic(counted(rows))
+    assert (found.calls, found.values) == (4, 3)
+    # With two microbatches, the bucket may go twice.
+    assert found.num_bytes == found.textbook == (400 + 400 + 200 + 1000) * 3 // 2
+
+
+def test_messages_are_to_go_once_each() -> None:
+    def programs(again: bool) -> ProgramFacts:
+        first, second = Rows(), Rows()
+        for mb in (0, 1, *([1] if again else [])):
+            first.send(first.run(CHUNK.name, mb=mb), "0.1", mb=mb)
+            second.recv("0.1", size=1000, mb=mb)
+        return counted(first, second, ways=["0.1"])
+
+    [found] = measure_traffic(programs(again=False))
+    assert (found.op, found.coordinates, found.members) == ("send", (0, 1), 2)
+    assert (found.values, found.calls) == (1, 2)
+    assert found.num_bytes == found.textbook == 2000
+    [found] = measure_traffic(programs(again=True))
+    assert (found.num_bytes, found.textbook, found.ratio) == (3000, 2000, 1.5)
+
+
+def test_both_ways_of_a_communicator_are_told_apart() -> None:
+    first, second = Rows(), Rows()
+    more: dict[str, Any] = {"stream": "all", "mb": 0, "label": "x"}
+    first.add("send", first.run(CHUNK.name), results=1, peer=1, **more)
+    second.add("recv", results=2, peer=0, shape=[1000], dtype="i8", **more)
+    second.add("send", second.run(CHUNK.name), results=1, peer=0, **more)
+    first.add("recv", results=2, peer=1, shape=[1000], dtype="i8", **more)
+    found = measure_traffic(facts(first, second, chunks=[CHUNK]))
+    assert [item.coordinates for item in found] == [(0, 1), (1, 0)]
+
+
+def test_ranks_have_sums_and_count_their_parameters() -> None:
+    """Scatter a reduction and gather a state, as stage 1 of ZeRO does."""
+    first, second = Rows(), Rows()
+    first.send(first.run(CHUNK.name), "0.1")
+    [gradient] = first.add("read", results=1, symbol="w$b", slot="value")
+    first.add("reduce_scatter", gradient, results=2, stream="all")
+    [part] = first.add("input", results=1, input="x", mb=0)  # 12 bytes, as a part of the state
+    first.add("all_gather", part, results=2, stream="all")
+    second.recv("0.1", size=1000)
+    sender, receiver = measure_volumes(counted(first, second, ways=["0.1"]))
+    assert (sender.sent, sender.received, receiver.sent, receiver.received) == (1000, 0, 0, 1000)
+    assert sender.collectives == (200 + 8 * 12) * 7 // 8  # eight ranks at two coordinates
+    assert (sender.trained, receiver.trained) == (200, 0)  # one bucket is frozen
+    assert sender.multiple == (200 + 8 * 12) / 200
+    assert receiver.multiple is None
+
+
+# Compiled programs.
+
+
+def replicated(microbatches: int, dp: int) -> Program:
+    strategy = piper.Strategy(
+        mesh={"pp": 2, "dp": dp},
+        directives=[
+            piper.annotate({"layers.*": "layer"}),
+            piper.split(microbatches=microbatches),
+            piper.place(stages=2),
+            piper.replicate(axis="dp"),
+            piper.order("1F1B"),
+            piper.update(lambda parameters: torch.optim.SGD(parameters, lr=0.1), clip=1.0),
+        ],
+    )
+    batch = {"x": torch.randn(4 * microbatches * dp, 8)}
+    return piper.compile(Mlp(), lambda model, b: model(b["x"]).square().sum(), strategy, batch)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return replicated(microbatches=4, dp=4)
+
+
+def test_compiled_programs_move_what_the_textbook_says(program: Program) -> None:
+    found = measure_traffic(ProgramFacts.read(program))
+    assert {item.ratio for item in found} == {1.0}
+    messages = {item.comm.name: item for item in found if item.op == "send"}
+    assert set(messages) == {"send$0.1", "send$1.0"}
+    assert all(item.num_bytes == 4 * (4 * 8 * 4) for item in messages.values())
+    parameters = 2 * (8 * 8 + 8) * 4
+    for volume in measure_volumes(ProgramFacts.read(program)):
+        assert volume.trained == parameters
+        assert volume.multiple == pytest.approx(2.0, abs=0.02)  # besides, the loss
+
+
+def test_bytes_are_those_of_the_tensors_that_transports_get(program: Program) -> None:
+    """What rank 0 and its copies hand to the transport, by kind and communicator, to the byte."""
+    handed: Counter[tuple[str, str]] = Counter()
+
+    class Weigh:
+        def before(self, instruction: Instruction) -> None:
+            message = instruction.message
+            if message is not None and instruction.operands and instruction.rank.home.index < RANKS:
+                size = instruction.operands[0].get().nbytes
+                handed[message.comm.name, instruction.kind] += size
+
+        def after(self, instruction: Instruction, value: Any) -> None:
+            pass
+
+    class Weighing(LocalTransport):
+        def submit(self, instruction: Instruction) -> None:
+            instruction.hooks = (*instruction.hooks, Weigh())
+            super().submit(instruction)
+
+    Trainer(program, transport=Weighing()).step({"x": torch.randn(4 * 4 * 4, 8)})
+    found = measure_traffic(ProgramFacts.read(program))
+    share = {"send": 1, "all_reduce": 2 * 3 / 4}
+    expected = {
+        (item.comm.name, item.op): handed[item.comm.name, item.op] / RANKS * share[item.op]
+        for item in found
+        if item.coordinates[0] == 0 and item.members == (2 if item.op == "send" else RANKS)
+    }
+    assert len(expected) == 2  # messages to the second stage, gradients
+    for item in found:
+        if (item.comm.name, item.op) in expected:
+            assert item.num_bytes == expected[item.comm.name, item.op]
+
+
+def test_microbatches_count_messages_and_not_reductions() -> None:
+    few, many = (
+        {
+            (item.comm.name, item.op): item.num_bytes
+            for item in measure_traffic(ProgramFacts.read(replicated(count, dp=2)))
+        }
+        for count in (2, 6)
+    )
+    assert many["send$0.1", "send"] == 3 * few["send$0.1", "send"]
+    assert many["reduce.dp$0", "all_reduce"] == few["reduce.dp$0", "all_reduce"]
+
+
+def test_another_entry_point_can_be_asked_for() -> None:
+    facts_ = ProgramFacts.read(compiled("1F1B", pp=2, microbatches=2))
+    assert [item.comm.name for item in measure_traffic(facts_, "eval") if item.op == "send"] == [
+        "send$0.1"
+    ]
+    with pytest.raises(ValueError, match=r"entry point must be one of .*, got 'test'"):
+        measure_traffic(facts_, "test")
