@@ -347,23 +347,53 @@ bool SelectAttr::matchesChunk(StringRef name) const {
 // What directives record on states
 //===----------------------------------------------------------------------===//
 
+/// Parses what follows `key =` into one of the options of a replication.
+static ParseResult parseOption(AsmParser &parser, StringRef key, Type &dtype,
+                               StringAttr &reduce, ArrayAttr &shard,
+                               StringAttr &gather, int64_t &prefetch) {
+  SMLoc loc = parser.getCurrentLocation();
+  if (parser.parseEqual())
+    return failure();
+  if (key == "dtype")
+    return parser.parseType(dtype);
+  if (key == "reduce")
+    return parser.parseAttribute(reduce);
+  if (key == "shard")
+    return parser.parseAttribute(shard);
+  if (key == "gather")
+    return parser.parseAttribute(gather);
+  if (key == "prefetch")
+    return parser.parseInteger(prefetch);
+  return parser.emitError(loc, "expected dtype, reduce, shard, gather or "
+                               "prefetch, got ")
+         << key;
+}
+
 Attribute ReplicationAttr::parse(AsmParser &parser, Type) {
-  ArrayAttr axes;
-  int64_t zero = 0, bucket = 0;
+  Builder builder(parser.getContext());
+  ArrayAttr axes, shard;
+  int64_t zero = 0, bucket = 0, prefetch = 1;
   Type dtype;
+  StringAttr reduce = builder.getStringAttr("last");
+  StringAttr gather = builder.getStringAttr("each");
   if (parser.parseLess() || parser.parseAttribute(axes) ||
       parser.parseComma() || parser.parseKeyword("zero") ||
       parser.parseEqual() || parser.parseInteger(zero) || parser.parseComma() ||
       parser.parseKeyword("bucket") || parser.parseEqual() ||
       parser.parseInteger(bucket))
     return {};
-  if (succeeded(parser.parseOptionalComma()) &&
-      (parser.parseKeyword("dtype") || parser.parseEqual() ||
-       parser.parseType(dtype)))
-    return {};
+  while (succeeded(parser.parseOptionalComma())) {
+    StringRef key;
+    if (parser.parseKeyword(&key) ||
+        parseOption(parser, key, dtype, reduce, shard, gather, prefetch))
+      return {};
+  }
   if (parser.parseGreater())
     return {};
-  return ReplicationAttr::get(parser.getContext(), axes, zero, bucket, dtype);
+  if (!shard)
+    shard = zero > 0 ? axes : builder.getArrayAttr({});
+  return ReplicationAttr::get(parser.getContext(), axes, zero, bucket, dtype,
+                              reduce, shard, gather, prefetch);
 }
 
 void ReplicationAttr::print(AsmPrinter &printer) const {
@@ -371,6 +401,14 @@ void ReplicationAttr::print(AsmPrinter &printer) const {
           << ", bucket = " << getBucket();
   if (getDtype())
     printer << ", dtype = " << getDtype();
+  if (reducesEach())
+    printer << ", reduce = " << getReduce();
+  if (getZero() > 0 && getShard() != getAxes())
+    printer << ", shard = " << getShard();
+  if (getGather() != "each")
+    printer << ", gather = " << getGather();
+  if (getPrefetch() != 1)
+    printer << ", prefetch = " << getPrefetch();
   printer << '>';
 }
 

@@ -165,12 +165,21 @@ def Piper_ReplicationAttr : Piper_Attr<"Replication", "replication"> {
   let description = [{
     The data axes, the ZeRO stage, the size in bytes at which a bucket is full
     and the dtype in which gradients are accumulated and reduced (absent: the
-    state's own).
+    state's own); then what differs from the default: when gradients are reduced
+    (`last`), on which of the axes states are sharded (all of them, from ZeRO-1
+    on), how long a gathered value is kept (`each` use) and how many cells before
+    its use it is gathered (1).
 
-    Example: `#piper.replication<["dp"], zero = 0, bucket = 25000000, dtype = f32>`
+    Example: `#piper.replication<["rep", "dp"], zero = 3, bucket = 25000000, dtype = f32, reduce = "each", shard = ["dp"], gather = "group", prefetch = 2>`
   }];
   let parameters = (ins "::mlir::ArrayAttr":$axes, "int64_t":$zero,
-                        "int64_t":$bucket, OptionalParameter<"::mlir::Type">:$dtype);
+                        "int64_t":$bucket, OptionalParameter<"::mlir::Type">:$dtype,
+                        "::mlir::StringAttr":$reduce, "::mlir::ArrayAttr":$shard,
+                        "::mlir::StringAttr":$gather, "int64_t":$prefetch);
+  let extraClassDeclaration = [{
+    /// Whether every contribution is reduced by itself.
+    bool reducesEach() const { return getReduce() == "each"; }
+  }];
   let hasCustomAssemblyFormat = 1;
 }
 

@@ -215,10 +215,11 @@ def Piper_SliceOp : Piper_Op<"slice", [Piper_Ordered, Piper_SymbolUser]> {
     ```
   }];
   let arguments = (ins AnyRankedTensor:$value, Piper_Index:$dim, StrAttr:$axis,
-                       OptionalAttr<Piper_Index>:$at);
+                       OptionalAttr<Piper_Index>:$at, Variadic<Piper_Event>:$after);
   let results = (outs AnyRankedTensor:$result);
   let assemblyFormat = [{
-    $value `dim` $dim `over` $axis (`at` $at^)? attr-dict `:` type($value) `->` type($result)
+    $value `dim` $dim `over` $axis (`at` $at^)? (`after` $after^)? attr-dict
+    `:` type($value) `->` type($result)
   }];
   let hasVerifier = 1;
 }
@@ -248,10 +249,12 @@ def Piper_ConvertOp : Piper_Op<"convert", [Piper_Ordered]> {
     %h = convert %g at 1 : tensor<272xbf16, #P> -> tensor<272xf32, #P>
     ```
   }];
-  let arguments = (ins AnyRankedTensor:$value, OptionalAttr<Piper_Index>:$at);
+  let arguments = (ins AnyRankedTensor:$value, OptionalAttr<Piper_Index>:$at,
+                       Variadic<Piper_Event>:$after);
   let results = (outs AnyRankedTensor:$result);
-  let assemblyFormat =
-      "$value (`at` $at^)? attr-dict `:` type($value) `->` type($result)";
+  let assemblyFormat = [{
+    $value (`at` $at^)? (`after` $after^)? attr-dict `:` type($value) `->` type($result)
+  }];
   let hasVerifier = 1;
 }
 

@@ -107,9 +107,10 @@ static FailureOr<Members> verifyMembers(Operation *op, FlatSymbolRefAttr name,
     if (!members.first)
       members.first = state;
   }
-  if (whole.getRank() != 1 || whole.getDimSize(0) != elements)
+  int64_t size = bucket->getWholeSize(elements, members.mesh);
+  if (whole.getRank() != 1 || whole.getDimSize(0) != size)
     return op->emitOpError("expected a flat tensor of ")
-           << elements << " elements, got " << flat;
+           << size << " elements, got " << flat;
   return members;
 }
 

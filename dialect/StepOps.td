@@ -216,9 +216,12 @@ def Piper_WriteOp : Piper_Op<"write",
     ```
   }];
   let arguments = (ins FlatSymbolRefAttr:$symbol, OptionalAttr<Piper_SlotAttr>:$slot,
-                       AnyRankedTensor:$value, OptionalAttr<Piper_Index>:$at);
-  let assemblyFormat =
-      "$symbol (`slot` `` $slot^)? $value (`at` $at^)? attr-dict `:` type($value)";
+                       AnyRankedTensor:$value, OptionalAttr<Piper_Index>:$at,
+                       Variadic<Piper_Event>:$after);
+  let assemblyFormat = [{
+    $symbol (`slot` `` $slot^)? $value (`at` $at^)? (`after` $after^)? attr-dict
+    `:` type($value)
+  }];
 }
 
 def Piper_GradOp : Piper_Op<"grad", [Piper_Ordered, Piper_SymbolUser]> {

@@ -51,6 +51,30 @@ LogicalResult DoPlaceOp::verify() {
   return success();
 }
 
+/// What shares out states goes with a ZeRO stage that does.
+static LogicalResult verifySharding(DoReplicateOp op) {
+  if (op.getShard() && op.getZero() == 0)
+    return op.emitOpError("expected shard beside a ZeRO stage from 1 on, got "
+                          "zero = 0");
+  if (op.getShard() && op.getShard()->empty())
+    return op.emitOpError("expected at least one axis to shard on");
+  for (Attribute axis :
+       op.getShard() ? op.getShard()->getValue() : ArrayRef<Attribute>())
+    if (!llvm::is_contained(op.getAxes(), axis))
+      return op.emitOpError("expected to shard on one of axes ")
+             << op.getAxes() << ", got " << axis;
+  if ((op.getGather() || op.getPrefetch()) && op.getZero() != 3)
+    return op.emitOpError("expected gather and prefetch beside zero = 3, which "
+                          "gathers for each use, got zero = ")
+           << op.getZero();
+  StringRef gather = op.getGather().value_or("each");
+  if (gather != "each" && gather != "group" && gather != "step")
+    return op.emitOpError("expected gather to be \"each\", \"group\" or "
+                          "\"step\", got ")
+           << op.getGatherAttr();
+  return success();
+}
+
 LogicalResult DoReplicateOp::verify() {
   if (getZero() > 3)
     return emitOpError("expected a ZeRO stage of 0 to 3, got ") << getZero();
@@ -60,7 +84,7 @@ LogicalResult DoReplicateOp::verify() {
   if (getBucket() < 1)
     return emitOpError("expected a bucket of at least 1 byte, got ")
            << getBucket();
-  return success();
+  return verifySharding(*this);
 }
 
 LogicalResult DoRematOp::verify() {

@@ -102,16 +102,27 @@ def Piper_DoReplicateOp : Piper_DirectiveOp<"replicate"> {
     after the last contribution, `"each"` sums every contribution; `dtype` is
     that of the accumulated gradients.
 
+    `zero` is the ZeRO stage: from 1 on, ranks share out what the optimizer keeps,
+    from 2 on, with `reduce = "each"`, the gradients too, from 3 on the states.
+    `shard` are the axes along which they do (absent: all of them; fewer is
+    HSDP). `gather` says how long the states of stage 3 are kept whole: for
+    `"each"` use, for a `"group"` of uses in a row, or for the `"step"`;
+    `prefetch` is how many cells before their use they are gathered.
+
     ```mlir
     piper.do.replicate <all> axes = ["dp"] zero = 0 bucket = 25000000 reduce = "last" dtype = f32
+    piper.do.replicate <all> axes = ["rep", "dp"] zero = 3 bucket = 25000000 reduce = "each" shard = ["dp"] gather = "group" prefetch = 1
     ```
   }];
   let arguments = (ins Piper_SelectAttr:$select, StrArrayAttr:$axes, Piper_Index:$zero,
                        Piper_Index:$bucket, StrAttr:$reduce,
-                       OptionalAttr<TypeAttr>:$dtype);
+                       OptionalAttr<TypeAttr>:$dtype,
+                       OptionalAttr<StrArrayAttr>:$shard, OptionalAttr<StrAttr>:$gather,
+                       OptionalAttr<Piper_Index>:$prefetch);
   let assemblyFormat = [{
     $select `axes` `=` $axes `zero` `=` $zero `bucket` `=` $bucket `reduce` `=` $reduce
-    (`dtype` `=` $dtype^)? attr-dict
+    (`dtype` `=` $dtype^)? (`shard` `=` $shard^)? (`gather` `=` $gather^)?
+    (`prefetch` `=` $prefetch^)? attr-dict
   }];
   let hasVerifier = 1;
 }

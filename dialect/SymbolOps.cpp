@@ -130,11 +130,36 @@ LogicalResult StateOp::verifySymbolUses(SymbolTableCollection &) {
 // Bucket
 //===----------------------------------------------------------------------===//
 
+/// How many ranks share out a slot of this type.
+static int64_t countShards(RankedTensorType type, MeshOp mesh) {
+  int64_t ranks = 1;
+  if (LayoutAttr layout = getLayout(type))
+    for (AxisKindAttr kind : layout.getAxes())
+      if (AxisAttr axis = mesh.lookupAxis(kind.getAxis());
+          axis && kind.getKind() == Kind::Shard)
+        ranks *= axis.getSize();
+  return ranks;
+}
+
 RankedTensorType BucketOp::getSlotType(Slot slot) {
   std::optional<Type> type = slot == Slot::Value     ? getValue()
                              : slot == Slot::Compute ? getCompute()
                                                      : getGrad();
   return type ? cast<RankedTensorType>(*type) : RankedTensorType();
+}
+
+SmallVector<StringAttr> BucketOp::getShardAxes() {
+  SmallVector<StringAttr> axes;
+  if (LayoutAttr layout = piper::getLayout(getValue()))
+    for (AxisKindAttr axis : layout.getAxes())
+      if (axis.getKind() == Kind::Shard)
+        axes.push_back(axis.getAxis());
+  return axes;
+}
+
+int64_t BucketOp::getWholeSize(int64_t elements, MeshOp mesh) {
+  int64_t shards = countShards(getSlotType(Slot::Value), mesh);
+  return (elements + shards - 1) / shards * shards;
 }
 
 LogicalResult BucketOp::verify() {
@@ -193,17 +218,6 @@ static FailureOr<int64_t> countElements(BucketOp bucket, MeshOp mesh,
   return elements;
 }
 
-/// The number of elements that one rank needs in a slot of this type.
-static int64_t slotSize(RankedTensorType type, int64_t elements, MeshOp mesh) {
-  int64_t ranks = 1;
-  if (LayoutAttr layout = getLayout(type))
-    for (AxisKindAttr kind : layout.getAxes())
-      if (AxisAttr axis = mesh.lookupAxis(kind.getAxis());
-          axis && kind.getKind() == Kind::Shard)
-        ranks *= axis.getSize();
-  return (elements + ranks - 1) / ranks;
-}
-
 LogicalResult BucketOp::verifySymbolUses(SymbolTableCollection &symbols) {
   FailureOr<MeshOp> mesh = lookupMesh(*this);
   if (failed(mesh))
@@ -215,7 +229,9 @@ LogicalResult BucketOp::verifySymbolUses(SymbolTableCollection &symbols) {
     RankedTensorType type = getSlotType(slot);
     if (!type)
       continue;
-    int64_t size = slotSize(type, *elements, *mesh);
+    int64_t whole = getWholeSize(*elements, *mesh);
+    int64_t shards = countShards(type, *mesh);
+    int64_t size = (whole + shards - 1) / shards;
     if (type.getDimSize(0) != size)
       return emitOpError("expected slot ")
              << stringifySlot(slot) << " to hold " << size

@@ -106,9 +106,10 @@ def Piper_BucketOp : Piper_Op<"bucket", [Symbol, Piper_SymbolUser]> {
     - at least one member; members are states, each in one bucket and once
     - members agree in dtype and layout
     - every slot is a tensor of rank 1
-    - `value` holds as many elements as the members have together on one rank:
-      all of them, or that number divided by the sizes of the axes on which
-      the slot is sharded
+    - a slot holds as many elements as the members have together on one rank: all
+      of them, or that number divided by the sizes of the axes on which the slot
+      is sharded, rounded up; where `value` is sharded, a whole slot is as long as
+      all shards together, with zeros at the end
 
     ```mlir
     piper.bucket @fc.weight$b [@fc.weight, @fc.bias] value : tensor<272xf32> grad : tensor<272xf32>
@@ -126,6 +127,10 @@ def Piper_BucketOp : Piper_Op<"bucket", [Symbol, Piper_SymbolUser]> {
   let extraClassDeclaration = [{
     /// The type of a slot, or null if the bucket does not have it.
     ::mlir::RankedTensorType getSlotType(Slot slot);
+    /// The axes on which slot `value` is sharded.
+    ::llvm::SmallVector<::mlir::StringAttr> getShardAxes();
+    /// The length of a whole slot of `elements`: that of all shards of `value`.
+    int64_t getWholeSize(int64_t elements, MeshOp mesh);
   }];
 }
 

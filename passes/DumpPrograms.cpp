@@ -83,7 +83,7 @@ private:
       for (StringAttr name : op.getName().getAttributeNames())
         if (Attribute attribute = op.getAttr(name))
           writeAttribute(name, attribute);
-      if (isa<RecvOp, TangentOp, SumsqOp>(op))
+      if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp>(op))
         writeType(cast<RankedTensorType>(op.getResult(0).getType()));
       Provenance(op.getLoc()).write(json);
     });

@@ -11,6 +11,7 @@
 
 #include "passes/Facts.h"
 #include "passes/Passes.h"
+#include "passes/Sharding.h"
 
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
@@ -44,7 +45,8 @@ class BucketFormer {
 public:
   explicit BucketFormer(ModuleOp module)
       : module(module), mesh(findMesh(module)), symbols(module),
-        builder(module.getContext()) {}
+        builder(module.getContext()), exchange(builder, mesh, symbols),
+        replicate(findDirective<DoReplicateOp>(module)) {}
 
   LogicalResult run() {
     if (failed(findUsers()))
@@ -132,20 +134,20 @@ private:
       elements += numElements(localShape(state, mesh));
       names.push_back(FlatSymbolRefAttr::get(state.getSymNameAttr()));
     }
-    Type dtype = first.getTensorType().getElementType(), wide = dtype;
-    if (auto fact = first.getReplicationAttr(); fact && fact.getDtype())
-      wide = fact.getDtype();
-    TypeAttr grad;
-    if (!users[first].writers.empty())
-      grad = TypeAttr::get(RankedTensorType::get(
-          elements, wide, mesh.getManualLayout(Kind::Partial)));
-    auto value = RankedTensorType::get(elements, dtype,
-                                       mesh.getManualLayout(Kind::Replicated));
+    ReplicationAttr fact = first.getReplicationAttr();
+    Type dtype = first.getTensorType().getElementType();
+    Type wide = fact && fact.getDtype() ? fact.getDtype() : dtype;
+    SlotTypes slots = getSlotTypes(fact, mesh, elements, dtype, wide);
+    bool isTrained = !users[first].writers.empty();
+    auto orNone = [](Type type) {
+      return type ? TypeAttr::get(type) : TypeAttr();
+    };
     builder.setInsertionPointAfter(lastState());
     auto bucket = BucketOp::create(
         builder, first.getLoc(),
         builder.getStringAttr(first.getSymName() + "$b"),
-        builder.getArrayAttr(names), TypeAttr::get(value), TypeAttr(), grad);
+        builder.getArrayAttr(names), TypeAttr::get(slots.value),
+        orNone(slots.compute), isTrained ? orNone(slots.grad) : TypeAttr());
     last = bucket;
     for (StateOp state : members)
       bucketOf[state.getSymNameAttr()] = bucket;
@@ -182,9 +184,9 @@ private:
       for (Attribute member : bucket.getMembers())
         members.push_back(gradients.lookup(member));
       auto dtype = cast<RankedTensorType>(members.front().getType());
-      auto type = RankedTensorType::get(
-          bucket.getSlotType(Slot::Grad).getShape(), dtype.getElementType(),
-          mesh.getManualLayout(Kind::Partial));
+      auto type = RankedTensorType::get(getWholeType(bucket, mesh).getShape(),
+                                        dtype.getElementType(),
+                                        mesh.getManualLayout(Kind::Partial));
       results.push_back(PackOp::create(
           builder, members.front().getLoc(), type,
           FlatSymbolRefAttr::get(bucket.getSymNameAttr()), members));
@@ -202,7 +204,8 @@ private:
     UnpackOp &op = unpacks[{chunk, bucket}];
     if (!op) {
       Block &block = chunk.getBody().front();
-      Value flat = block.addArgument(bucket.getValue(), bucket.getLoc());
+      Value flat =
+          block.addArgument(getWholeType(bucket, mesh), bucket.getLoc());
       SmallVector<Type> types;
       for (auto name : bucket.getMembers().getAsRange<FlatSymbolRefAttr>()) {
         auto state = symbols.lookup<StateOp>(name.getValue());
@@ -224,7 +227,7 @@ private:
 
   /// Passes buckets to runs, and leaves the contributions as gradients.
   void rewriteStep(StepOp step) {
-    llvm::MapVector<Operation *, Value> values;
+    llvm::MapVector<Operation *, Value> values, gathered;
     for (auto run :
          llvm::make_early_inc_range(step.getBlock().getOps<RunOp>())) {
       auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
@@ -233,12 +236,14 @@ private:
         Value &value = values[bucket];
         if (!value) {
           builder.setInsertionPointToStart(&step.getBlock());
+          Slot slot = getReadSlot(bucket);
           value = ReadOp::create(
-              builder, bucket.getLoc(), bucket.getValue(),
+              builder, bucket.getLoc(), bucket.getSlotType(slot),
               FlatSymbolRefAttr::get(bucket.getSymNameAttr()),
-              SlotAttr::get(builder.getContext(), Slot::Value), IntegerAttr());
+              SlotAttr::get(builder.getContext(), slot), IntegerAttr());
         }
-        inputs.push_back(value);
+        builder.setInsertionPoint(run);
+        inputs.push_back(gather(bucket, value, run, gathered));
       }
       builder.setInsertionPoint(run);
       auto type = cast<FunctionType>(chunk.getFunctionType());
@@ -248,28 +253,44 @@ private:
       size_t kept = run.getNumResults();
       run.replaceAllUsesWith(passed.getResults().take_front(kept));
       for (auto [index, bucket] : llvm::enumerate(written[chunk]))
-        SumOp::create(builder, passed.getLoc(),
-                      withDtype(passed.getResult(kept + index), bucket),
-                      FlatSymbolRefAttr::get(bucket.getSymNameAttr()),
-                      ValueRange(passed.getResult(kept + index)), IntegerAttr(),
-                      ValueRange());
+        sum(bucket, passed.getResult(kept + index));
       run.erase();
     }
     step.setPhase(Phase::Bucketed);
   }
 
-  /// The type of a sum of contributions: in the dtype of the gradient slot.
-  Type withDtype(Value contribution, BucketOp bucket) {
-    auto type = cast<RankedTensorType>(contribution.getType());
-    return RankedTensorType::get(
-        type.getShape(), bucket.getSlotType(Slot::Grad).getElementType(),
-        type.getEncoding());
+  /// A bucket whole, for one run or, if it is kept for the step, for all.
+  Value gather(BucketOp bucket, Value read, RunOp run,
+               llvm::MapVector<Operation *, Value> &gathered) {
+    ReplicationAttr replication = getReplication(bucket, symbols);
+    bool isKept = replication && replication.getGather() == "step";
+    Value known = isKept ? gathered.lookup(bucket) : Value();
+    if (!known)
+      known = exchange.gather(withDirective(run.getLoc(), replicate), read);
+    gathered[bucket] = known;
+    return known;
+  }
+
+  /// Adds a contribution to the gradient of a bucket, reduced if each of them
+  /// is.
+  void sum(BucketOp bucket, Value contribution) {
+    RankedTensorType slot = bucket.getSlotType(Slot::Grad);
+    if (findAxes(slot, Kind::Partial).empty()) {
+      Location loc = withDirective(contribution.getLoc(), replicate);
+      Value wide = exchange.convert(loc, contribution, slot);
+      contribution = exchange.reduce(loc, wide, slot);
+    }
+    SumOp::create(builder, contribution.getLoc(), slot,
+                  FlatSymbolRefAttr::get(bucket.getSymNameAttr()), contribution,
+                  IntegerAttr(), ValueRange());
   }
 
   ModuleOp module;
   MeshOp mesh;
   SymbolTable symbols;
   OpBuilder builder;
+  Exchange exchange;
+  Operation *replicate;
   llvm::MapVector<Operation *, Users> users;
   Operation *last = nullptr;
   llvm::DenseMap<Attribute, BucketOp> bucketOf;

@@ -7,11 +7,14 @@
 
 // What is partial on an axis is summed over it before it is used: counts before
 // tangents, losses before they are reported, gradients before updates. A state
-// that several coordinates hold is summed across them in the same call.
+// that several coordinates hold is summed across them in the same call, or, of
+// a sharded one, shard by shard. Slots that are derived from an updated value
+// are written once all values are updated.
 
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
+#include "passes/Sharding.h"
 #include "passes/Streams.h"
 
 #include "dialect/Layouts.h"
@@ -32,6 +35,7 @@ public:
   Reducer(ClusterOp cluster, SymbolTable &symbols)
       : cluster(cluster), module(cluster->getParentOfType<ModuleOp>()),
         symbols(symbols), mesh(findMesh(module)), builder(cluster.getContext()),
+        exchange(builder, mesh, symbols),
         replicate(findDirective<DoReplicateOp>(module)),
         update(findDirective<DoUpdateOp>(module)) {}
 
@@ -50,16 +54,16 @@ public:
       }
     }
     for (auto &entry : counts)
-      reduce(entry.second, mesh.getManualLayout(Kind::Partial));
+      reduce(entry.second);
     for (auto &entry : losses)
-      reduce(entry.second, mesh.getManualLayout(Kind::Partial));
+      reduce(entry.second);
     llvm::MapVector<BucketOp, SmallVector<Value>> reduced;
     for (auto &[name, sums] : gradients) {
       auto bucket =
           symbols.lookup<BucketOp>(cast<FlatSymbolRefAttr>(name).getValue());
       if (failed(checkHolders(bucket, sums)))
         return failure();
-      reduced[bucket] = reduce(sums, mesh.getManualLayout(Kind::Partial));
+      reduced[bucket] = finish(bucket, sums);
     }
     makeUpdates(reduced);
     cluster.setPhase(Phase::Reduced);
@@ -80,44 +84,84 @@ private:
     return success();
   }
 
-  /// Sums over all manual axes, and across coordinates if there are several.
-  /// Users of the sums see the result.
-  SmallVector<Value> reduce(ArrayRef<SumOp> sums, LayoutAttr partial) {
-    SmallVector<Value> values;
-    SmallVector<int64_t> at;
-    for (SumOp sum : sums) {
-      values.push_back(sum.getResult());
-      at.push_back(*sum.getAt());
-    }
-    if (!partial && sums.size() == 1)
-      return values;
-    SmallVector<Attribute> axes;
-    for (AxisAttr axis : mesh.getAxesWithRole(AxisRole::Manual))
-      axes.push_back(axis.getName());
-    SumOp last = sums.back();
-    Location loc = withDirective(last.getLoc(), replicate);
-    builder.setInsertionPointAfter(last);
-    return reduceValues(loc, values, at, builder.getArrayAttr(axes));
+  /// Sums over the axes on which values are partial, and across coordinates if
+  /// there are several. Users of the sums see the result.
+  void reduce(ArrayRef<SumOp> sums) {
+    builder.setInsertionPointAfter(sums.back());
+    SmallVector<Value> values = getResults(sums);
+    for (auto [given, result] :
+         llvm::zip(values, join(getLocation(sums), values)))
+      Value(given).replaceUsesWithIf(result, [&](OpOperand &use) {
+        return use.getOwner() != result.getDefiningOp();
+      });
   }
 
-  SmallVector<Value> reduceValues(Location loc, ArrayRef<Value> values,
-                                  ArrayRef<int64_t> at, ArrayAttr axes) {
-    SmallVector<Type> types;
-    for (Value value : values)
-      types.push_back(
-          withLayout(value.getType(), mesh.getManualLayout(Kind::Replicated)));
+  /// Brings the gradient of a bucket to what an update takes: the whole of it,
+  /// or the shard that this rank updates.
+  SmallVector<Value> finish(BucketOp bucket, ArrayRef<SumOp> sums) {
+    builder.setInsertionPointAfter(sums.back());
+    Location loc = getLocation(sums);
+    RankedTensorType value = bucket.getSlotType(Slot::Value);
+    SmallVector<Value> values = getResults(sums);
+    bool isPartial = !findAxes(values.front().getType(), Kind::Partial).empty();
+    if (isPartial && !findAxes(value, Kind::Shard).empty())
+      for (Value &sum : values)
+        sum = exchange.scatter(
+            loc, sum, value, builder.getDenseI64ArrayAttr(getCoordinate(sum)));
+    values = join(loc, values);
+    for (Value &sum : values)
+      sum = slice(loc, sum, value);
+    return values;
+  }
+
+  static SmallVector<Value> getResults(ArrayRef<SumOp> sums) {
+    return llvm::map_to_vector(
+        sums, [](SumOp sum) -> Value { return sum.getResult(); });
+  }
+
+  Location getLocation(ArrayRef<SumOp> sums) {
+    return withDirective(SumOp(sums.back()).getLoc(), replicate);
+  }
+
+  /// One all_reduce over the axes on which values are partial and across their
+  /// coordinates; none if there is nothing to sum.
+  SmallVector<Value> join(Location loc, ArrayRef<Value> values) {
+    Type type = values.front().getType();
+    SmallVector<Attribute> axes = findAxes(type, Kind::Partial);
+    if (axes.empty() && values.size() == 1)
+      return llvm::to_vector(values);
+    LayoutAttr layout = getLayout(type);
+    for (Attribute axis : axes)
+      layout = layout.withKind(cast<StringAttr>(axis), Kind::Replicated);
+    SmallVector<Type> types(values.size(), withLayout(type, layout));
+    SmallVector<int64_t> at = llvm::map_to_vector(
+        values, [](Value value) { return getCoordinate(value); });
     StringAttr across;
     if (values.size() > 1)
       across = mesh.getUnrolledAxis().getName();
     StringAttr stream = axes.empty() ? across : cast<StringAttr>(axes[0]);
-    auto op = AllReduceOp::create(builder, loc, types, values,
-                                  builder.getDenseI64ArrayAttr(at), axes,
-                                  across, StringAttr(), IntegerAttr(),
-                                  declareStream(symbols, stream), ValueRange());
-    for (auto [given, result] : llvm::zip(values, op.getResults()))
-      Value(given).replaceUsesWithIf(
-          result, [&](OpOperand &use) { return use.getOwner() != op; });
+    auto op = AllReduceOp::create(
+        builder, loc, types, values, builder.getDenseI64ArrayAttr(at),
+        builder.getArrayAttr(axes), across, StringAttr(), IntegerAttr(),
+        declareStream(symbols, stream), ValueRange());
     return llvm::to_vector_of<Value>(op.getResults());
+  }
+
+  /// This rank's part of a whole value, where a slot is sharded.
+  Value slice(Location loc, Value value, RankedTensorType slot) {
+    for (Attribute attribute : findAxes(slot, Kind::Shard)) {
+      auto axis = cast<StringAttr>(attribute);
+      auto type = cast<RankedTensorType>(value.getType());
+      if (getKind(type, axis) != Kind::Replicated)
+        continue;
+      auto part = RankedTensorType::get(
+          type.getDimSize(0) / mesh.lookupAxis(axis).getSize(),
+          type.getElementType(), getLayout(type).withKind(axis, Kind::Shard));
+      value = SliceOp::create(
+          builder, loc, part, value, builder.getI64IntegerAttr(0), axis,
+          builder.getI64IntegerAttr(getCoordinate(value)), ValueRange());
+    }
+    return value;
   }
 
   OptimizationAttr getOptimization(BucketOp bucket) {
@@ -131,57 +175,106 @@ private:
       OptimizationAttr fact = getOptimization(entry.first);
       return fact && fact.getClip();
     });
-    llvm::MapVector<int64_t, Value> norms;
+    SmallVector<Value> norms;
     if (clips)
       norms = makeNorms(reduced);
+    // Slots derived from a value are written behind the next update, so that
+    // compute waits little, and little is gathered at once.
+    llvm::MapVector<int64_t, std::pair<BucketOp, Value>> pending;
     for (auto &[bucket, gradients] : reduced) {
       OptimizationAttr fact = getOptimization(bucket);
       if (!fact)
         continue;
       for (Value gradient : gradients) {
         int64_t at = getCoordinate(gradient);
-        UpdateOp::create(builder, withDirective(bucket.getLoc(), update),
-                         bucket.getValue(),
-                         FlatSymbolRefAttr::get(bucket.getSymNameAttr()),
-                         gradient, fact.getClip() ? norms[at] : Value(),
-                         Value(), builder.getI64IntegerAttr(at),
-                         fact.getOptimizer(), fact.getClip(), ValueRange());
+        auto op = UpdateOp::create(
+            builder, withDirective(bucket.getLoc(), update), bucket.getValue(),
+            FlatSymbolRefAttr::get(bucket.getSymNameAttr()), gradient,
+            fact.getClip() ? norms[at] : Value(), Value(),
+            builder.getI64IntegerAttr(at), fact.getOptimizer(), fact.getClip(),
+            ValueRange());
+        std::pair<BucketOp, Value> next = {bucket, derive(bucket, op, at)};
+        std::swap(next, pending[at]);
+        write(next, at);
       }
     }
+    for (auto &[at, last] : pending)
+      write(last, at);
   }
 
-  /// The sum of squares of all gradients, at every coordinate. A bucket counts
-  /// at its first holder only.
-  llvm::MapVector<int64_t, Value>
+  /// What slot `compute` is after an update; null without that slot.
+  Value derive(BucketOp bucket, UpdateOp op, int64_t at) {
+    RankedTensorType slot = bucket.getSlotType(Slot::Compute);
+    if (!slot)
+      return Value();
+    Location loc = withDirective(bucket.getLoc(), replicate);
+    Value value = exchange.convert(loc, op.getResult(), slot,
+                                   builder.getI64IntegerAttr(at));
+    return findAxes(slot, Kind::Shard).empty()
+               ? exchange.gather(loc, value, builder.getDenseI64ArrayAttr(at))
+               : value;
+  }
+
+  void write(std::pair<BucketOp, Value> derived, int64_t at) {
+    auto [bucket, value] = derived;
+    if (value)
+      WriteOp::create(builder, withDirective(bucket.getLoc(), replicate),
+                      FlatSymbolRefAttr::get(bucket.getSymNameAttr()),
+                      SlotAttr::get(builder.getContext(), Slot::Compute), value,
+                      builder.getI64IntegerAttr(at), ValueRange());
+  }
+
+  /// The sum of squares of all gradients, by coordinate. A bucket counts at its
+  /// first holder only.
+  SmallVector<Value>
   makeNorms(llvm::MapVector<BucketOp, SmallVector<Value>> &reduced) {
-    Location loc = withDirective(cluster.getLoc(), update);
-    SmallVector<SmallVector<Value>> counted(mesh.getNumCoordinates());
+    // Sharded and whole gradients are summed up apart.
+    llvm::MapVector<Attribute, SmallVector<SmallVector<Value>>> counted;
     Type dtype = builder.getF32Type();
     for (auto &[bucket, gradients] : reduced) {
       Value first = gradients.front();
-      counted[getCoordinate(first)].push_back(first);
-      Type element = cast<RankedTensorType>(first.getType()).getElementType();
-      if (element.isF64())
-        dtype = element;
+      auto type = cast<RankedTensorType>(first.getType());
+      auto &values = counted[type.getEncoding()];
+      values.resize(mesh.getNumCoordinates());
+      values[getCoordinate(first)].push_back(first);
+      if (type.getElementType().isF64())
+        dtype = type.getElementType();
     }
-    auto type = RankedTensorType::get({}, dtype,
-                                      mesh.getManualLayout(Kind::Replicated));
-    SmallVector<Value> squares;
-    SmallVector<int64_t> at;
-    for (auto [coordinate, gradients] : llvm::enumerate(counted)) {
-      squares.push_back(SumsqOp::create(builder, loc, type, gradients,
-                                        builder.getI64IntegerAttr(coordinate),
-                                        ValueRange()));
-      at.push_back(coordinate);
-    }
-    if (squares.size() > 1)
-      squares = reduceValues(loc, squares, at, builder.getArrayAttr({}));
-    llvm::MapVector<int64_t, Value> norms;
-    for (auto [coordinate, value] : llvm::enumerate(squares))
-      norms[coordinate] = value;
+    Location loc = withDirective(cluster.getLoc(), update);
+    SmallVector<SmallVector<Value>> parts(mesh.getNumCoordinates());
+    for (auto &entry : counted)
+      for (auto [at, value] :
+           llvm::enumerate(sumSquares(loc, entry.second, dtype)))
+        parts[at].push_back(value);
+    SmallVector<Value> norms;
+    for (auto [at, values] : llvm::enumerate(parts))
+      norms.push_back(
+          values.size() == 1
+              ? values.front()
+              : SumOp::create(builder, loc, values.front().getType(),
+                              FlatSymbolRefAttr(), values,
+                              builder.getI64IntegerAttr(at), ValueRange()));
     OutputOp::create(builder, loc, builder.getStringAttr("grad_norm"), norms[0],
                      Value(), builder.getI64IntegerAttr(0), ValueRange());
     return norms;
+  }
+
+  /// The sum of squares of gradients of one layout, each given at a coordinate;
+  /// the result is at all of them.
+  SmallVector<Value>
+  sumSquares(Location loc, ArrayRef<SmallVector<Value>> gradients, Type dtype) {
+    LayoutAttr layout = mesh.getManualLayout(Kind::Replicated);
+    for (ArrayRef<Value> values : gradients)
+      if (!values.empty())
+        for (Attribute axis : findAxes(values.front().getType(), Kind::Shard))
+          layout = layout.withKind(cast<StringAttr>(axis), Kind::Partial);
+    auto type = RankedTensorType::get({}, dtype, layout);
+    SmallVector<Value> squares;
+    for (auto [at, values] : llvm::enumerate(gradients))
+      squares.push_back(SumsqOp::create(builder, loc, type, values,
+                                        builder.getI64IntegerAttr(at),
+                                        ValueRange()));
+    return join(loc, squares);
   }
 
   ClusterOp cluster;
@@ -189,6 +282,7 @@ private:
   SymbolTable &symbols;
   MeshOp mesh;
   OpBuilder builder;
+  Exchange exchange;
   Operation *replicate, *update;
 };
 

@@ -56,14 +56,16 @@ public:
                {from, to}, transfer.getStreamAttr());
   }
 
-  FlatSymbolRefAttr getCollective(AllReduceOp op) {
-    std::string name = "reduce";
+  /// The communicator of a collective: gathers have one of their own, so that
+  /// they do not queue behind reductions.
+  FlatSymbolRefAttr getCollective(CollectiveOpInterface op) {
+    std::string name = isa<AllGatherOp>(op) ? "gather" : "reduce";
     for (auto axis : op.getOver().getAsRange<StringAttr>())
       name += "." + axis.getValue().str();
-    if (op.getAcross())
-      name += "." + op.getAcross()->str();
+    if (auto across = op->getAttrOfType<StringAttr>("across"))
+      name += "." + across.str();
     return get(name + "$" + joinNumbers(*op.getAt()), op.getOver(), *op.getAt(),
-               op.getStreamAttr());
+               op->getAttrOfType<FlatSymbolRefAttr>("stream"));
   }
 
 private:
@@ -95,8 +97,8 @@ public:
   void add(Operation &op) {
     if (auto transfer = dyn_cast<TransferOp>(op))
       addTransfer(transfer);
-    else if (auto reduction = dyn_cast<AllReduceOp>(op))
-      addReduction(reduction);
+    else if (auto collective = dyn_cast<CollectiveOpInterface>(op))
+      addCollective(collective);
     else
       addCompute(&op);
   }
@@ -112,28 +114,38 @@ private:
                      transfer.getLabelAttr(), comms.getMessages(transfer),
                      ready(value));
     } else {
-      if (!lastRecord)
-        lastRecord = RecordOp::create(builder, transfer.getLoc(), event);
       auto recv = RecvOp::create(
           builder, transfer.getLoc(), transfer.getResult().getType(), event,
           transfer.getFromAttr(), transfer.getMbAttr(), transfer.getLabelAttr(),
-          comms.getMessages(transfer), ValueRange(lastRecord));
+          comms.getMessages(transfer), takeBuffer(transfer.getLoc()));
       mapping.map(transfer.getResult(), recv.getResult());
       events[recv.getResult()] = recv.getEvent();
     }
   }
 
-  void addReduction(AllReduceOp op) {
+  /// Adds this coordinate's part of a collective, with the same attributes.
+  void addCollective(CollectiveOpInterface op) {
     size_t index = llvm::find(*op.getAt(), at) - op.getAt()->begin();
     Value input = mapping.lookup(op.getInputs()[index]);
-    SmallVector<Type> types = {op.getResultTypes()[index], event};
-    auto lowered = AllReduceOp::create(
-        builder, op.getLoc(), types, input, DenseI64ArrayAttr(),
-        op.getOverAttr(), op.getAcrossAttr(), op.getLabelAttr(), op.getMbAttr(),
-        comms.getCollective(op), ready(input));
-    Value result = lowered.getResults().front();
-    mapping.map(op.getResults()[index], result);
-    events[result] = lowered.getResults().back();
+    SmallVector<Value> operands = {input};
+    bool isInPlace = isa<AllReduceOp>(op) && !ownsStorage(input);
+    if (isInPlace || events.contains(input))
+      operands.push_back(ready(input));
+    if (!isInPlace)
+      operands.push_back(takeBuffer(op.getLoc()));
+    OperationState state(op.getLoc(), op->getName(), operands,
+                         {op.getTensors()[index].getType(), event}, {});
+    for (NamedAttribute attribute : op->getAttrs())
+      if (attribute.getName() != "at")
+        state.attributes.append(attribute);
+    state.attributes.set("stream", comms.getCollective(op));
+    int32_t numEvents = operands.size() - 1;
+    state.attributes.set("operandSegmentSizes",
+                         builder.getDenseI32ArrayAttr({1, numEvents}));
+    Operation *lowered = builder.create(state);
+    Value result = lowered->getResult(0);
+    mapping.map(op.getTensors()[index], result);
+    events[result] = lowered->getResult(1);
   }
 
   /// Clones an instruction of the compute stream, which waits for what other
@@ -149,10 +161,18 @@ private:
     if (!waits.empty())
       llvm::TypeSwitch<Operation *>(clone)
           .Case<RunOp, SumOp, AccumulateOp, SumsqOp, UpdateOp, TangentOp,
-                OutputOp>([&](auto instruction) {
+                OutputOp, SliceOp, ConvertOp, WriteOp>([&](auto instruction) {
             instruction.getAfterMutable().append(waits);
           });
     lastRecord = Value();
+  }
+
+  /// The event of everything that compute did so far: a buffer comes from
+  /// there.
+  Value takeBuffer(Location loc) {
+    if (!lastRecord)
+      lastRecord = RecordOp::create(builder, loc, event);
+    return lastRecord;
   }
 
   /// The event after which a value may be used by another stream: that of the
@@ -186,8 +206,8 @@ private:
 SmallVector<int64_t> getCoordinates(Operation &op) {
   if (auto transfer = dyn_cast<TransferOp>(op))
     return {int64_t(transfer.getFrom()), int64_t(transfer.getTo())};
-  if (auto reduction = dyn_cast<AllReduceOp>(op))
-    return llvm::to_vector(*reduction.getAt());
+  if (isa<AllReduceOp, AllGatherOp, ReduceScatterOp>(op))
+    return llvm::to_vector(*cast<CollectiveOpInterface>(op).getAt());
   if (std::optional<int64_t> at = getCoordinate(&op))
     return {*at};
   return {};
@@ -239,8 +259,10 @@ class LowerProgramsPass
     for (Operation &op : cluster.getBlock()) {
       SmallVector<int64_t> coordinates = getCoordinates(op);
       if (coordinates.empty())
-        return op.emitOpError("cannot be lowered yet: expected an instruction "
-                              "of one coordinate, a transfer or an all_reduce");
+        return op.emitOpError(
+            "cannot be lowered yet: expected an instruction "
+            "of one coordinate, a transfer, an all_reduce, an "
+            "all_gather or a reduce_scatter");
       for (int64_t at : coordinates)
         ops[at].push_back(&op);
     }

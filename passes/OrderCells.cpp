@@ -10,13 +10,18 @@
 //   - counts and tangents come first, then inputs and masks right before their
 //     first use;
 //   - transfers, and reductions of gradients, right after what they move;
+//   - states are gathered some cells before their use, and what ranks reduced
+//   of
+//     a contribution is added a cell later, so that compute waits for neither;
 //   - losses, the norm and updates at the end.
 // One block holds both ends of every message, so its projections to coordinates
 // cannot mismatch or deadlock.
 
 #include "passes/Coordinates.h"
 #include "passes/Cycles.h"
+#include "passes/OrderedBlock.h"
 #include "passes/Passes.h"
+#include "passes/Sharding.h"
 
 #include "dialect/Cells.h"
 #include "mlir/IR/Builders.h"
@@ -34,48 +39,70 @@ namespace {
 class Orderer {
 public:
   Orderer(ClusterOp cluster, SymbolTable &symbols)
-      : cluster(cluster), symbols(symbols) {}
+      : cluster(cluster), symbols(symbols), graph(cluster.getBlock()) {}
 
   LogicalResult run() {
-    collectCells();
+    collectOps();
     if (failed(readRows()))
       return failure();
-    countOperands();
-    for (auto tangent : cluster.getBlock().getOps<TangentOp>())
-      emitWithOperands(tangent);
+    shareGathers();
+    order.sequence.reserve(graph.size());
+    for (size_t op = 0; op < graph.size(); ++op)
+      if (isa<TangentOp>(graph.ops[op]))
+        emitWithMakers(op);
     if (failed(emitCells()))
       return failure();
-    for (Operation &op : cluster.getBlock())
-      emit(&op);
-    splice();
-    expandSums();
+    for (size_t op = 0; op < graph.size(); ++op)
+      emit(op);
+    buildOrderedBlock(cluster, graph, order);
     cluster.setPhase(Phase::Ordered);
     return success();
   }
 
 private:
-  ChunkOp getChunk(RunOp run) {
-    return symbols.lookup<ChunkOp>(run.getChunk());
-  }
+  //===--------------------------------------------------------------------===//
+  // Cells and rows
+  //===--------------------------------------------------------------------===//
 
   /// The cell that a run belongs to; none for a run of pass P.
   std::optional<Cell> getCell(Operation *op) {
     auto run = dyn_cast<RunOp>(op);
     if (!run)
       return std::nullopt;
-    ChunkOp chunk = getChunk(run);
-    if (chunk.getPass() == Pass::P)
+    auto [chunk, fresh] = chunks.try_emplace(run.getChunkAttr());
+    if (fresh)
+      chunk->second = symbols.lookup<ChunkOp>(run.getChunk());
+    Pass pass = chunk->second.getPass();
+    if (pass == Pass::P)
       return std::nullopt;
-    return Cell{int64_t(chunk.getStage().value_or(0)), chunk.getPass(),
+    return Cell{int64_t(chunk->second.getStage().value_or(0)), pass,
                 int64_t(*run.getMb())};
   }
 
-  void collectCells() {
-    for (Operation &op : cluster.getBlock())
-      if (std::optional<Cell> cell = getCell(&op)) {
-        cells[*cell].push_back(&op);
-        busy.insert({cell->stage, cell->pass});
-      }
+  /// Notes of every op what ordering asks for, in one walk.
+  void collectOps() {
+    order.cellOf.assign(graph.size(), none);
+    emitted.assign(graph.size(), false);
+    for (auto [number, op] : llvm::enumerate(graph.ops)) {
+      missing.push_back(graph.makers(number).size());
+      pushed.push_back(isPushed(op));
+      order.contributes.push_back(isContribution(op));
+      if (ReadOp read = getGathered(op))
+        gathers[number] = getGather(read.getSymbolAttr());
+      if (std::optional<Cell> cell = getCell(op))
+        addRun(number, *cell);
+    }
+  }
+
+  void addRun(unsigned op, const Cell &cell) {
+    auto [entry, fresh] = cells.try_emplace(cell, runs.size());
+    if (fresh) {
+      runs.emplace_back();
+      order.homes.push_back(*getCoordinate(graph.ops[op]));
+    }
+    runs[entry->second].push_back(op);
+    order.cellOf[op] = entry->second;
+    busy.insert({cell.stage, cell.pass});
   }
 
   /// The rows of the schedule; without one, all passes of a microbatch in turn.
@@ -85,14 +112,11 @@ private:
                         : ScheduleOp();
     if (!schedule) {
       auto &row = rows.emplace_back();
-      llvm::DenseSet<Cell> seen;
-      for (Operation &op : cluster.getBlock())
-        if (std::optional<Cell> cell = getCell(&op);
-            cell && seen.insert(*cell).second)
-          row.push_back(*cell);
+      for (auto &[cell, index] : cells)
+        row.push_back(index);
       return success();
     }
-    llvm::DenseSet<Cell> scheduled;
+    std::vector<bool> scheduled(cells.size());
     for (auto [at, text] :
          llvm::enumerate(schedule.getRows().getAsRange<StringAttr>())) {
       std::string reason;
@@ -101,14 +125,21 @@ private:
       for (const Cell &cell : parsed) {
         if (isIdle(cell))
           continue;
-        if (failed(checkCell(schedule, cell, at)))
-          return failure();
-        scheduled.insert(cell);
-        row.push_back(cell);
+        auto found = cells.find(cell);
+        if (found == cells.end())
+          return schedule.emitOpError("has a cell ")
+                 << cell.str() << " in row " << at
+                 << " that the step does not have";
+        if (order.homes[found->second] != int64_t(at))
+          return schedule.emitOpError("expected cell ")
+                 << cell.str() << " in row " << order.homes[found->second]
+                 << ", where its stage is placed, got row " << at;
+        row.push_back(found->second);
+        scheduled[row.back()] = true;
       }
     }
-    for (auto &[cell, ops] : cells)
-      if (!scheduled.contains(cell))
+    for (auto &[cell, index] : cells)
+      if (!scheduled[index])
         return schedule.emitOpError("expected a cell ") << cell.str();
     return success();
   }
@@ -116,102 +147,69 @@ private:
   /// Whether a cell is a backward pass in which its stage does nothing: nothing
   /// in it is trained or nothing before it, or the step is an evaluation.
   bool isIdle(const Cell &cell) {
-    auto runs = [&](Pass pass) {
+    if (cell.pass == Pass::F || busy.contains({cell.stage, cell.pass}))
+      return false;
+    auto exists = [&](Pass pass) {
       return cells.contains(Cell{cell.stage, pass, cell.microbatch});
     };
-    bool otherwise =
-        cell.pass == Pass::B ? runs(Pass::I) || runs(Pass::W) : runs(Pass::B);
-    return cell.pass != Pass::F && !otherwise &&
-           !busy.contains({cell.stage, cell.pass});
+    return cell.pass == Pass::B ? !exists(Pass::I) && !exists(Pass::W)
+                                : !exists(Pass::B);
   }
 
-  LogicalResult checkCell(ScheduleOp schedule, const Cell &cell, size_t row) {
-    auto found = cells.find(cell);
-    if (found == cells.end())
-      return schedule.emitOpError("has a cell ")
-             << cell.str() << " in row " << row
-             << " that the step does not have";
-    int64_t home = *getCoordinate(found->second.front());
-    if (home != int64_t(row))
-      return schedule.emitOpError("expected cell ")
-             << cell.str() << " in row " << home
-             << ", where its stage is placed, got row " << row;
-    return success();
-  }
+  //===--------------------------------------------------------------------===//
+  // Issue order
+  //===--------------------------------------------------------------------===//
 
-  void countOperands() {
-    for (Operation &op : cluster.getBlock()) {
-      llvm::SmallPtrSet<Operation *, 8> makers;
-      for (Value operand : op.getOperands())
-        makers.insert(operand.getDefiningOp());
-      missing[&op] = makers.size();
-    }
-  }
-
-  /// Ops that follow what they use as soon as all of it is there.
-  bool isPushed(Operation *op) {
-    if (isa<TransferOp>(op))
+  /// Ops that follow what they use as soon as all of it is there: transfers,
+  /// and everything that is done to a gradient before its update.
+  static bool isPushed(Operation *op) {
+    if (isa<TransferOp>(op) || isContribution(op))
       return true;
-    if (auto sum = dyn_cast<SumOp>(op))
-      return sum.getBucketAttr() != nullptr;
-    auto reduction = dyn_cast<AllReduceOp>(op);
-    if (!reduction)
+    if (!isa<AllReduceOp, ReduceScatterOp, ConvertOp, SliceOp>(op))
       return false;
-    auto sum = reduction.getInputs().front().getDefiningOp<SumOp>();
-    return sum && sum.getBucketAttr();
+    Operation *maker = op->getOperand(0).getDefiningOp();
+    return isa<RunOp>(maker) || (!isa<TransferOp>(maker) && isPushed(maker));
   }
 
-  void emit(Operation *op) {
-    if (!emitted.insert(op).second)
+  void emit(unsigned op) {
+    if (emitted[op])
       return;
-    sequence.push_back(op);
-    SmallVector<Operation *> ready;
-    llvm::SmallPtrSet<Operation *, 8> users(op->user_begin(), op->user_end());
-    for (Operation *user : users)
-      if (--missing[user] == 0 && isPushed(user))
+    emitted[op] = true;
+    if (!order.shared.contains(op))
+      order.sequence.push_back(op);
+    SmallVector<unsigned> ready;
+    for (unsigned user : graph.users(op))
+      if (--missing[user] == 0 && pushed[user])
         ready.push_back(user);
-    llvm::sort(ready, [&](Operation *a, Operation *b) {
-      return position(a) < position(b);
-    });
-    for (Operation *user : ready)
+    for (unsigned user : ready)
       emit(user);
   }
 
-  void emitWithOperands(Operation *op) {
-    for (Value operand : op->getOperands())
-      if (!emitted.contains(operand.getDefiningOp()))
-        emitWithOperands(operand.getDefiningOp());
+  void emitWithMakers(unsigned op) {
+    for (unsigned maker : graph.makers(op))
+      if (!emitted[maker])
+        emitWithMakers(maker);
     emit(op);
-  }
-
-  /// Place in the block before ordering, numbered once.
-  int64_t position(Operation *op) {
-    if (positions.empty())
-      for (auto [index, other] : llvm::enumerate(cluster.getBlock()))
-        positions[&other] = index;
-    return positions.lookup(op);
   }
 
   /// Whether an op is issued or can be issued with what uses it, since no cell
   /// has to come first.
-  bool isAvailable(Operation *op) {
-    return emitted.contains(op) ||
-           (!getCell(op) && llvm::all_of(op->getOperands(), [&](Value operand) {
-             return isAvailable(operand.getDefiningOp());
-           }));
+  bool isAvailable(unsigned op) {
+    return emitted[op] || (order.cellOf[op] == none &&
+                           llvm::all_of(graph.makers(op), [&](unsigned maker) {
+                             return isAvailable(maker);
+                           }));
   }
 
-  /// Whether a value must be issued before the cell of these runs can be.
-  bool isMissing(Value operand, ArrayRef<Operation *> cell) {
-    Operation *maker = operand.getDefiningOp();
-    return !llvm::is_contained(cell, maker) && !isAvailable(maker);
+  /// Whether an op must be issued before a cell can be.
+  bool isMissing(unsigned op, unsigned cell) {
+    return order.cellOf[op] != cell && !isAvailable(op);
   }
 
-  bool isReady(const Cell &cell) {
-    ArrayRef<Operation *> ops = cells.find(cell)->second;
-    return llvm::none_of(ops, [&](Operation *op) {
-      return llvm::any_of(op->getOperands(), [&](Value operand) {
-        return isMissing(operand, ops);
+  bool isReady(unsigned cell) {
+    return llvm::none_of(runs[cell], [&](unsigned run) {
+      return llvm::any_of(graph.makers(run), [&](unsigned maker) {
+        return isMissing(maker, cell);
       });
     });
   }
@@ -223,12 +221,14 @@ private:
       left += row.size();
     while (left > 0) {
       size_t before = left;
-      for (auto [row, cell] : llvm::zip(rows, next)) {
-        if (cell == row.size() || !isReady(row[cell]))
+      for (auto [row, at] : llvm::zip(rows, next)) {
+        if (at == row.size() || !isReady(row[at]))
           continue;
-        for (Operation *op : cells.find(row[cell])->second)
-          emitWithOperands(op);
-        ++cell;
+        if (!gathers.empty())
+          emitGathers(row, at);
+        for (unsigned run : runs[row[at]])
+          emitWithMakers(run);
+        ++at;
         --left;
       }
       if (left == before)
@@ -237,20 +237,100 @@ private:
     return success();
   }
 
+  //===--------------------------------------------------------------------===//
+  // Gathered states
+  //===--------------------------------------------------------------------===//
+
+  /// The states that an op gathers from their shards, or null.
+  static ReadOp getGathered(Operation *op) {
+    auto gather = dyn_cast<AllGatherOp>(op);
+    return gather ? gather.getInputs().front().getDefiningOp<ReadOp>()
+                  : ReadOp();
+  }
+
+  /// A gather of the states of a bucket.
+  struct Gather {
+    Attribute bucket;
+    bool isShared;   // by uses in a row
+    size_t prefetch; // cells
+  };
+
+  Gather getGather(FlatSymbolRefAttr name) {
+    auto bucket = symbols.lookup<BucketOp>(name.getValue());
+    ReplicationAttr replication = getReplication(bucket, symbols);
+    farthest = std::max(farthest, size_t(replication.getPrefetch()));
+    return {name, replication.getGather() == "group",
+            size_t(replication.getPrefetch())};
+  }
+
+  /// Calls back with what the runs of a cell gather.
+  void forGathers(unsigned cell,
+                  llvm::function_ref<void(unsigned, const Gather &)> callback) {
+    for (unsigned run : runs[cell])
+      for (unsigned maker : graph.makers(run))
+        if (auto found = gathers.find(maker); found != gathers.end())
+          callback(maker, found->second);
+  }
+
+  /// Lets cells of one row that come one after the other and use the same
+  /// bucket use one gather, that of the first.
+  void shareGathers() {
+    if (gathers.empty())
+      return;
+    for (auto &row : rows) {
+      llvm::DenseMap<Attribute, std::pair<size_t, unsigned>> last;
+      for (auto [number, cell] : llvm::enumerate(row))
+        forGathers(cell, [&](unsigned op, const Gather &gather) {
+          if (!gather.isShared)
+            return;
+          auto found = last.find(gather.bucket);
+          bool follows =
+              found != last.end() && found->second.first + 1 >= number;
+          unsigned first = follows ? found->second.second : op;
+          if (first != op)
+            order.shared[op] = first;
+          last[gather.bucket] = {number, first};
+        });
+    }
+  }
+
+  /// Issues what a cell needs gathered, and then what the cells behind it do
+  /// that want it this early. A bucket that is in use is not gathered again
+  /// before, so that it is whole only once.
+  void emitGathers(ArrayRef<unsigned> row, size_t at) {
+    llvm::SmallDenseSet<Attribute, 4> inUse;
+    for (size_t ahead = 0; at + ahead < row.size() && ahead <= farthest;
+         ++ahead) {
+      SmallVector<Attribute> buckets;
+      forGathers(row[at + ahead], [&](unsigned op, const Gather &gather) {
+        buckets.push_back(gather.bucket);
+        bool again =
+            inUse.contains(gather.bucket) && !order.shared.contains(op);
+        if (ahead <= gather.prefetch && !again && !emitted[op])
+          emitWithMakers(op);
+      });
+      inUse.insert_range(buckets);
+    }
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Deadlocks
+  //===--------------------------------------------------------------------===//
+
   /// A run at the head of a row cannot be issued, because a value is missing
   /// that a run of another cell makes.
   struct Wait {
-    Operation *run;
+    unsigned run;
     Value value;
-    Operation *maker;
+    unsigned maker;
   };
   /// The row of each cell, and its number in that row.
-  using Places = llvm::DenseMap<Cell, std::pair<size_t, size_t>>;
+  using Places = SmallVector<std::pair<size_t, size_t>>;
 
   /// Shows a shortest cycle of rows. There is one: whatever is left waits for a
   /// run of a row that is left.
   LogicalResult reportDeadlock(ArrayRef<size_t> next) {
-    Places places;
+    Places places(runs.size());
     for (auto [row, rowCells] : llvm::enumerate(rows))
       for (auto [number, cell] : llvm::enumerate(rowCells))
         places[cell] = {row, number};
@@ -260,8 +340,8 @@ private:
         collectWaits(rowCells[next[row]], waits);
     SmallVector<Edge> edges;
     for (const Wait &wait : waits)
-      edges.push_back({places[*getCell(wait.run)].first,
-                       places[*getCell(wait.maker)].first});
+      edges.push_back({places[order.cellOf[wait.run]].first,
+                       places[order.cellOf[wait.maker]].first});
     Operation *table =
         cluster.getOrderAttr() ? symbols.lookup(*cluster.getOrder()) : cluster;
     InFlightDiagnostic error =
@@ -273,10 +353,11 @@ private:
 
   void describe(const Wait &wait, ArrayRef<size_t> next, const Places &places,
                 InFlightDiagnostic &error) {
-    auto run = cast<RunOp>(wait.run), maker = cast<RunOp>(wait.maker);
+    auto run = cast<RunOp>(graph.ops[wait.run]);
+    auto maker = cast<RunOp>(graph.ops[wait.maker]);
     Cell cell = *getCell(run), made = *getCell(maker);
-    auto [from, number] = places.lookup(cell);
-    auto [to, behind] = places.lookup(made);
+    auto [from, number] = places[order.cellOf[wait.run]];
+    auto [to, behind] = places[order.cellOf[wait.maker]];
     Diagnostic &note = error.attachNote(wait.value.getLoc());
     note << "coordinate " << from << " stops before " << cell.str()
          << ", number " << number << " of its row: " << run.getChunkAttr()
@@ -284,71 +365,44 @@ private:
          << maker.getChunkAttr() << " for microbatch " << made.microbatch
          << ", which coordinate " << to << " runs in " << made.str()
          << ", number " << behind << " of its row";
-    if (behind > next[to])
-      note << ", behind " << rows[to][next[to]].str();
+    if (behind > next[to]) {
+      unsigned head = runs[rows[to][next[to]]].front();
+      note << ", behind " << getCell(graph.ops[head])->str();
+    }
   }
 
   /// Adds everything that the cell at the head of a row waits for.
-  void collectWaits(const Cell &cell, SmallVectorImpl<Wait> &waits) {
-    ArrayRef<Operation *> ops = cells.find(cell)->second;
-    for (Operation *op : ops)
-      for (Value value : op->getOperands())
-        if (isMissing(value, ops))
-          waits.push_back({op, value, findMaker(value.getDefiningOp())});
+  void collectWaits(unsigned cell, SmallVectorImpl<Wait> &waits) {
+    for (unsigned run : runs[cell])
+      for (auto [value, maker] :
+           llvm::zip(graph.ops[run]->getOperands(), graph.operands(run)))
+        if (isMissing(maker, cell))
+          waits.push_back({run, value, findMaker(maker)});
   }
 
   /// A run, not issued yet, that an op which is not available comes from.
-  Operation *findMaker(Operation *op) {
-    while (!getCell(op)) {
-      Value missing = *llvm::find_if(op->getOperands(), [&](Value operand) {
-        return !isAvailable(operand.getDefiningOp());
-      });
-      op = missing.getDefiningOp();
-    }
+  unsigned findMaker(unsigned op) {
+    while (order.cellOf[op] == none)
+      op = *llvm::find_if(graph.makers(op),
+                          [&](unsigned maker) { return !isAvailable(maker); });
     return op;
   }
 
-  void splice() {
-    Block &block = cluster.getBlock();
-    for (Operation *op : sequence)
-      op->moveBefore(&block, block.end());
-  }
-
-  /// A sum of gradients becomes an accumulation after each contribution.
-  void expandSums() {
-    OpBuilder builder(cluster.getContext());
-    llvm::DenseMap<Operation *, int64_t> issued;
-    for (auto [index, op] : llvm::enumerate(sequence))
-      issued[op] = index;
-    for (Operation *op : sequence) {
-      auto sum = dyn_cast<SumOp>(op);
-      if (!sum || !sum.getBucketAttr())
-        continue;
-      SmallVector<Value> inputs(sum.getInputs());
-      llvm::stable_sort(inputs, [&](Value a, Value b) {
-        return issued[a.getDefiningOp()] < issued[b.getDefiningOp()];
-      });
-      Value onto;
-      for (Value input : inputs) {
-        builder.setInsertionPointAfter(input.getDefiningOp());
-        onto = AccumulateOp::create(
-            builder, input.getLoc(), sum.getResult().getType(),
-            sum.getBucketAttr(), input, onto, sum.getAtAttr(), ValueRange());
-      }
-      sum.getResult().replaceAllUsesWith(onto);
-      sum.erase();
-    }
-  }
+  static constexpr unsigned none = IssueOrder::noCell;
 
   ClusterOp cluster;
   SymbolTable &symbols;
+  OpGraph graph;
+  IssueOrder order;
+  llvm::DenseMap<Attribute, ChunkOp> chunks;
   llvm::DenseSet<std::pair<int64_t, Pass>> busy; // stages and what they run
-  llvm::MapVector<Cell, SmallVector<Operation *>> cells;
-  std::vector<SmallVector<Cell>> rows;
-  llvm::DenseMap<Operation *, size_t> missing;
-  llvm::DenseMap<Operation *, int64_t> positions;
-  llvm::DenseSet<Operation *> emitted;
-  std::vector<Operation *> sequence;
+  llvm::MapVector<Cell, unsigned> cells;         // numbered
+  std::vector<SmallVector<unsigned, 4>> runs;    // by cell
+  std::vector<SmallVector<unsigned>> rows;       // cells
+  std::vector<unsigned> missing;                 // makers not emitted, by op
+  std::vector<bool> pushed, emitted;             // by op
+  llvm::DenseMap<unsigned, Gather> gathers;      // by op
+  size_t farthest = 0;                           // cells of prefetch
 };
 
 class OrderCellsPass : public impl::OrderCellsPassBase<OrderCellsPass> {

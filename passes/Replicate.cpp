@@ -27,14 +27,6 @@ LogicalResult checkDirective(DoReplicateOp replicate, MeshOp mesh) {
       return replicate.emitOpError("expected a manual axis of the mesh, got ")
              << name;
   }
-  if (replicate.getZero() != 0)
-    return replicate.emitOpError("expected zero = 0, the only ZeRO stage that "
-                                 "is implemented, got ")
-           << replicate.getZero();
-  if (replicate.getReduce() != "last")
-    return replicate.emitOpError("expected reduce = \"last\", the only policy "
-                                 "that is implemented, got ")
-           << replicate.getReduceAttr();
   return success();
 }
 
@@ -64,13 +56,26 @@ class ReplicatePass : public impl::ReplicatePassBase<ReplicatePass> {
     auto states = selectStates(replicate, replicate.getSelect(), true);
     if (failed(states))
       return failure();
-    auto fact = ReplicationAttr::get(&getContext(), replicate.getAxes(),
-                                     replicate.getZero(), replicate.getBucket(),
-                                     replicate.getDtype().value_or(Type()));
+    ReplicationAttr fact = getFact(replicate);
     for (StateOp state : *states)
       if (failed(facts.record(state, "replication", fact, replicate)))
         return failure();
     return success();
+  }
+
+  /// What the directive says, with the defaults filled in.
+  static ReplicationAttr getFact(DoReplicateOp replicate) {
+    Builder builder(replicate.getContext());
+    ArrayAttr shard = replicate.getShardAttr();
+    if (!shard)
+      shard = replicate.getZero() > 0 ? replicate.getAxesAttr()
+                                      : builder.getArrayAttr({});
+    StringRef gather = replicate.getGather().value_or("each");
+    return ReplicationAttr::get(
+        replicate.getContext(), replicate.getAxesAttr(), replicate.getZero(),
+        replicate.getBucket(), replicate.getDtype().value_or(Type()),
+        replicate.getReduceAttr(), shard, builder.getStringAttr(gather),
+        replicate.getPrefetch().value_or(1));
   }
 
   FactRecorder facts;

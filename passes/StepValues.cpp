@@ -53,6 +53,12 @@ bool StepValues::standsFor(Value value, Value wanted, int64_t mb) const {
     auto other = dyn_cast<TangentOp>(op);
     return other && other.getLossAttr() == tangent.getLossAttr();
   }
+  if (auto gather = dyn_cast<AllGatherOp>(maker)) {
+    auto other = dyn_cast<AllGatherOp>(op);
+    return other && other.getOver() == gather.getOver() &&
+           standsFor(other.getInputs()[result.getResultNumber()],
+                     gather.getInputs().front(), mb);
+  }
   auto run = dyn_cast<RunOp>(op);
   return run && run.getMb() && int64_t(*run.getMb()) == mb &&
          isResult(run, result.getResultNumber(), cast<OpResult>(wanted));

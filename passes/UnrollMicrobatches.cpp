@@ -7,16 +7,19 @@
 
 // Every chunk of pass F or B runs once per microbatch, at the home of its
 // stage; in place of B its halves do if the schedule has cells of pass I and W.
+// What ranks exchange for a run, or of what it made, is unrolled with it.
 // What is cheap and made from inputs (pass P) is made again wherever it is
 // used. Counts are summed before the first backward can need them.
 
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
+#include "passes/Sharding.h"
 
 #include "dialect/Cells.h"
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
+#include "mlir/IR/IRMapping.h"
 
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/MapVector.h"
@@ -85,10 +88,18 @@ private:
   /// What is summed over microbatches is made in each of them.
   LogicalResult checkTotals() {
     for (Operation &op : step.getBlock())
-      if (isa<SumOp, OutputOp>(op) && !op.getOperand(0).getDefiningOp<RunOp>())
+      if (isa<SumOp, OutputOp>(op) && !findRun(op.getOperand(0)))
         return op.emitOpError("expected the sum of what a run makes in every "
                               "microbatch, got another value");
     return success();
+  }
+
+  /// The run that made a value, perhaps before ranks exchanged it; or null.
+  static RunOp findRun(Value value) {
+    Operation *op = value.getDefiningOp();
+    while (isa_and_nonnull<CollectiveOpInterface, ConvertOp>(op))
+      op = op->getOperand(0).getDefiningOp();
+    return dyn_cast_or_null<RunOp>(op);
   }
 
   int64_t numMicrobatches() { return *step.getMicrobatches(); }
@@ -115,10 +126,12 @@ private:
     auto run = dyn_cast_or_null<RunOp>(op);
     if (run && getChunk(run).getPass() != Pass::P)
       return made.lookup(Key(value, mb, -1));
-    if (isa_and_nonnull<ReadOp>(op))
+    if (isa_and_nonnull<ReadOp>(op) || isGatheredOnce(op))
       mb = -1; // the same for all microbatches
     if (Value known = made.lookup(Key(value, mb, at)))
       return known;
+    if (isa_and_nonnull<CollectiveOpInterface, ConvertOp>(op))
+      return exchange(value, mb, at);
     if (run) {
       runAt(run, mb, at, at);
     } else if (auto read = dyn_cast_or_null<ReadOp>(op)) {
@@ -134,6 +147,36 @@ private:
                           index(mb), index(at));
     }
     return made.lookup(Key(value, mb, at));
+  }
+
+  /// Whether an op gathers states that are kept whole for the step.
+  bool isGatheredOnce(Operation *op) {
+    auto gather = dyn_cast_or_null<AllGatherOp>(op);
+    auto read =
+        gather ? gather.getInputs().front().getDefiningOp<ReadOp>() : ReadOp();
+    if (!read)
+      return false;
+    auto bucket = symbols.lookup<BucketOp>(read.getSymbol());
+    return getReplication(bucket, symbols).getGather() == "step";
+  }
+
+  /// Unrolls what ranks exchange of one value. Gathered states are gathered for
+  /// each use again, unless they are kept for the step.
+  Value exchange(Value value, int64_t mb, int64_t at) {
+    Operation *op = value.getDefiningOp();
+    IRMapping mapping;
+    mapping.map(op->getOperand(0), get(op->getOperand(0), mb, at));
+    Operation *placed = builder.clone(*op, mapping);
+    if (isa<CollectiveOpInterface>(op)) {
+      placed->setAttr("at", builder.getDenseI64ArrayAttr(at));
+      if (mb >= 0)
+        placed->setAttr("mb", index(mb));
+    } else {
+      placed->setAttr("at", index(at));
+    }
+    if (isGatheredOnce(op))
+      made[Key(value, mb, at)] = placed->getResult(0);
+    return placed->getResult(0);
   }
 
   /// Creates a run; its results are known under (result, mb, `key`).
@@ -238,7 +281,7 @@ private:
 
   /// Adds the value of every microbatch to the sums of its coordinate.
   void collect(Value value, Sums &sums) {
-    auto run = value.getDefiningOp<RunOp>();
+    RunOp run = findRun(value);
     for (int64_t mb = 0; mb < numMicrobatches(); ++mb)
       sums[getHome(run, mb)].push_back(get(value, mb, getHome(run, mb)));
   }

@@ -180,7 +180,9 @@ private:
       return success(); // checked before
     llvm::DenseSet<Attribute> counted;
     size_t numCoordinates = findMesh(cluster).getNumCoordinates();
-    for (Value term : findTerms(norm, numCoordinates)) {
+    // Whole and sharded gradients are added up apart.
+    size_t limit = numCoordinates * std::max<size_t>(gradients.size(), 1);
+    for (Value term : findTerms(norm, limit)) {
       auto squares = term.getDefiningOp<SumsqOp>();
       if (!squares)
         return op->emitOpError("expected the sum of squares of gradients, got ")
@@ -212,11 +214,11 @@ private:
       return;
     for (Operation &op : cluster.getBlock())
       for (Value value : op.getResults()) {
-        if (!isa<AccumulateOp, SumOp, CollectiveOpInterface>(op))
+        if (!isa<AccumulateOp, SumOp, CollectiveOpInterface, SliceOp>(op))
           continue;
         Attribute bucket = getGradient(value);
         bool goesOn = llvm::any_of(value.getUsers(), [&](Operation *user) {
-          return isa<AccumulateOp, CollectiveOpInterface>(user);
+          return isa<AccumulateOp, CollectiveOpInterface, SliceOp>(user);
         });
         if (!bucket || goesOn)
           continue;

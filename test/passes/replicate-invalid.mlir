@@ -1,4 +1,4 @@
-// Replications that mean nothing, or that are not implemented.
+// Replications that mean nothing.
 // RUN: piper-opt %s -split-input-file -verify-diagnostics --piper-replicate
 
 // Data axes have one program for all ranks.
@@ -22,31 +22,6 @@ piper.state @frozen parameter frozen : !x
 piper.strategy @strategy mesh = @mesh {
   // expected-error @+1 {{expected a manual axis of the mesh, got "tp"}}
   piper.do.replicate <all> axes = ["tp"] zero = 0 bucket = 1 reduce = "last"
-}
-
-// -----
-
-// What is not implemented is refused, not ignored.
-!x = tensor<4xf32>
-piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual]
-piper.state @a.weight parameter : !x
-piper.state @a.bias parameter : !x
-piper.state @frozen parameter frozen : !x
-piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected zero = 0, the only ZeRO stage that is implemented, got 3}}
-  piper.do.replicate <all> axes = ["dp"] zero = 3 bucket = 1 reduce = "last"
-}
-
-// -----
-
-!x = tensor<4xf32>
-piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual]
-piper.state @a.weight parameter : !x
-piper.state @a.bias parameter : !x
-piper.state @frozen parameter frozen : !x
-piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected reduce = "last", the only policy that is implemented, got "each"}}
-  piper.do.replicate <all> axes = ["dp"] zero = 0 bucket = 1 reduce = "each"
 }
 
 // -----

@@ -1,8 +1,8 @@
-"""replicate: data parallelism along a manual axis."""
+"""replicate: data parallelism along manual axes, and ZeRO."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,24 +12,39 @@ from piper.strategy.directive import Directive, check_count
 from piper.strategy.mesh import Mesh
 from piper.strategy.text import element_name, quoted
 
+Reduce = Literal["last", "each"]
+Gather = Literal["each", "group", "step"]
+
 
 @dataclass(frozen=True, repr=False)
 class Replicate(Directive):
-    """Each rank along `axis` computes on its own part of the batch, with the same states.
+    """Each rank along `axis`, a mesh axis or several, computes on its own part of the batch.
 
-    Gradients are summed over the axis once, after the last microbatch (`reduce="last"`), in
-    `reduce_dtype` (None: the gradient's own) and in buckets of at most `bucket_size` bytes; a larger
-    state is a bucket of its own.
+    `zero` is the ZeRO stage (Rajbhandari et al., 2020), what ranks share out instead of keeping it
+    whole: 0 nothing, 1 what the optimizer keeps, 2 also gradients, 3 also the states. `shard` are
+    the axes they share it out along: all of `axis` by default; fewer is HSDP.
+
+    Gradients are summed in `reduce_dtype` (None: the gradient's own) and in buckets of at most
+    `bucket_size` bytes; a larger state is a bucket of its own. `reduce="last"` sums them once,
+    after the last microbatch, and keeps a whole gradient until then; `"each"` sums the contribution
+    of every microbatch. The default is `"each"` from stage 2 on, where it is what keeps gradients
+    small, else `"last"`.
+
+    States of stage 3 are gathered for each use. `gather` says how long they are kept whole: for
+    `"each"` use, for a `"group"` of cells of a rank's schedule in a row that use the same bucket
+    (the default), or for the `"step"`. They are gathered `prefetch` cells before their use.
 
     Raises:
-        ValueError: an option outside its range.
-        NotImplementedError: `zero` or `reduce` that exists but has no effect yet.
+        ValueError: an option outside its range, or one that the ZeRO stage has no use for.
     """
 
-    axis: str = "dp"
+    axis: str | tuple[str, ...] = "dp"
     zero: int = 0
+    shard: str | tuple[str, ...] | None = None
     bucket_size: int = 25_000_000
-    reduce: Literal["last"] = "last"
+    reduce: Reduce | None = None
+    gather: Gather | None = None
+    prefetch: int | None = None
     reduce_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -37,50 +52,113 @@ class Replicate(Directive):
         check_count("replicate bucket_size", self.bucket_size)
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"replicate zero must be 0, 1, 2 or 3, got {self.zero!r}")
-        if self.zero != 0:
-            raise NotImplementedError(f"replicate zero={self.zero} is not implemented yet, use 0")
-        reduce: str = self.reduce
-        if reduce == "each":
-            raise NotImplementedError("replicate reduce='each' is not implemented yet, use 'last'")
-        if reduce != "last":
-            raise ValueError(f"replicate reduce must be 'last' or 'each', got {reduce!r}")
+        if self.reduce not in (None, "last", "each"):
+            raise ValueError(f"replicate reduce must be 'last' or 'each', got {self.reduce!r}")
+        self._check_axes()
+        self._check_gather()
         dtype = self.reduce_dtype
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(
                 f"replicate reduce_dtype must be a floating-point dtype or None, got {dtype!r}"
             )
 
+    def _check_axes(self) -> None:
+        axes = self.axes()
+        if not axes or len(set(axes)) < len(axes):
+            raise ValueError(f"replicate axis must be one or more distinct axes, got {self.axis!r}")
+        if self.shard is None:
+            return
+        if self.zero == 0:
+            raise ValueError(
+                f"replicate shard={self.shard!r} has no effect with zero=0, which shards nothing"
+            )
+        shard = _names(self.shard)
+        if not shard or len(set(shard)) < len(shard) or not set(shard) <= set(axes):
+            raise ValueError(
+                f"replicate shard must be one or more distinct axes of {axes}, got {self.shard!r}"
+            )
+
+    def _check_gather(self) -> None:
+        if self.gather not in (None, "each", "group", "step"):
+            raise ValueError(
+                f"replicate gather must be 'each', 'group' or 'step', got {self.gather!r}"
+            )
+        prefetch: object = self.prefetch
+        if prefetch is not None and (type(prefetch) is not int or prefetch < 0):
+            raise ValueError(f"replicate prefetch must be an int of at least 0, got {prefetch!r}")
+        for option in ("gather", "prefetch"):
+            if getattr(self, option) is not None and self.zero != 3:
+                raise ValueError(
+                    f"replicate {option}={getattr(self, option)!r} has no effect with "
+                    f"zero={self.zero}, expected zero=3, which gathers states for each use"
+                )
+
+    @property
+    def policy(self) -> Reduce:
+        """When gradients are summed: as said, else by the ZeRO stage."""
+        return self.reduce or ("each" if self.zero > 1 else "last")
+
     def op(self) -> str:
         """See `Directive`."""
-        dtype = "" if self.reduce_dtype is None else f" dtype = {element_name(self.reduce_dtype)}"
-        return (
-            f"piper.do.replicate <all> axes = [{quoted(self.axis)}] zero = {self.zero} "
-            f"bucket = {self.bucket_size} reduce = {quoted(self.reduce)}{dtype}"
+        axes = ", ".join(quoted(axis) for axis in self.axes())
+        text = (
+            f"piper.do.replicate <all> axes = [{axes}] zero = {self.zero} "
+            f"bucket = {self.bucket_size} reduce = {quoted(self.policy)}"
         )
+        if self.reduce_dtype is not None:
+            text += f" dtype = {element_name(self.reduce_dtype)}"
+        if self.shard is not None:
+            text += f" shard = [{', '.join(quoted(axis) for axis in _names(self.shard))}]"
+        if self.zero == 3:
+            prefetch = 1 if self.prefetch is None else self.prefetch
+            text += f" gather = {quoted(self.gather or 'group')} prefetch = {prefetch}"
+        return text
 
     def axes(self) -> tuple[str, ...]:
         """See `Directive`."""
-        return (self.axis,)
+        return _names(self.axis)
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
-        options = ("zero", "bucket_size", "reduce", "reduce_dtype")
-        return {f"{option} on {self.axis!r}": getattr(self, option) for option in options}
+        options = ("zero", "shard", "bucket_size", "reduce", "gather", "prefetch", "reduce_dtype")
+        where = self.axis if isinstance(self.axis, str) else self.axes()
+        return {f"{option} on {where!r}": getattr(self, option) for option in options}
 
     def check_mesh(self, mesh: Mesh) -> None:
         """See `Directive`."""
-        axis = mesh[self.axis]
-        if axis.role != "manual":
-            raise self.error(f"axis must be manual, got {axis.name!r}, which is {axis.role}")
+        for name in self.axes():
+            axis = mesh[name]
+            if axis.role != "manual":
+                raise self.error(f"axis must be manual, got {axis.name!r}, which is {axis.role}")
 
 
 def replicate(
     *,
-    axis: str = "dp",
+    axis: str | Sequence[str] = "dp",
     zero: int = 0,
+    shard: str | Sequence[str] | None = None,
     bucket_size: int = 25_000_000,
-    reduce: Literal["last"] = "last",
+    reduce: Reduce | None = None,
+    gather: Gather | None = None,
+    prefetch: int | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> Replicate:
     """Replicate the states along `axis` and sum their gradients over it; see `Replicate`."""
-    return Replicate(axis, zero, bucket_size, reduce, reduce_dtype)
+    return Replicate(
+        _frozen(axis),
+        zero,
+        None if shard is None else _frozen(shard),
+        bucket_size,
+        reduce,
+        gather,
+        prefetch,
+        reduce_dtype,
+    )
+
+
+def _frozen(axes: str | Sequence[str]) -> str | tuple[str, ...]:
+    return axes if isinstance(axes, str) else tuple(axes)
+
+
+def _names(axes: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else axes

@@ -1,0 +1,57 @@
+//===- OpGraph.cpp - The ops of a block as a graph over dense numbers
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "passes/OpGraph.h"
+
+#include "llvm/ADT/DenseMap.h"
+
+using namespace mlir;
+
+namespace piper {
+
+OpGraph::OpGraph(Block &block) {
+  for (Operation &op : block)
+    ops.push_back(&op);
+  connect();
+  invert();
+}
+
+void OpGraph::connect() {
+  llvm::DenseMap<Operation *, unsigned> numbers;
+  numbers.reserve(ops.size());
+  for (auto [number, op] : llvm::enumerate(ops))
+    numbers[op] = number;
+  // The op that an op was last seen to make an operand of.
+  Numbers seen(ops.size(), ~0u);
+  for (auto [number, op] : llvm::enumerate(ops)) {
+    operandStarts.push_back(operandMakers.size());
+    makerStarts.push_back(distinctMakers.size());
+    for (Value operand : op->getOperands()) {
+      unsigned maker = numbers.lookup(operand.getDefiningOp());
+      operandMakers.push_back(maker);
+      if (std::exchange(seen[maker], unsigned(number)) != number)
+        distinctMakers.push_back(maker);
+    }
+  }
+  operandStarts.push_back(operandMakers.size());
+  makerStarts.push_back(distinctMakers.size());
+}
+
+void OpGraph::invert() {
+  userStarts.assign(size() + 1, 0);
+  for (unsigned maker : distinctMakers)
+    ++userStarts[maker + 1];
+  for (size_t op = 0; op < size(); ++op)
+    userStarts[op + 1] += userStarts[op];
+  distinctUsers.resize(distinctMakers.size());
+  Numbers next(userStarts.begin(), userStarts.end() - 1);
+  for (size_t op = 0; op < size(); ++op)
+    for (unsigned maker : makers(op))
+      distinctUsers[next[maker]++] = op;
+}
+
+} // namespace piper

@@ -1,0 +1,145 @@
+//===- OrderedBlock.cpp - The block of a cluster in issue order
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "passes/OrderedBlock.h"
+
+#include "mlir/IR/Builders.h"
+
+using namespace mlir;
+
+namespace piper {
+
+bool isContribution(Operation *op) {
+  auto sum = dyn_cast<SumOp>(op);
+  return sum && sum.getBucketAttr();
+}
+
+namespace {
+
+class BlockBuilder {
+public:
+  BlockBuilder(ClusterOp cluster, const OpGraph &graph, const IssueOrder &order)
+      : cluster(cluster), graph(graph), order(order) {}
+
+  void build() {
+    Block *old = &cluster.getBlock();
+    auto *block = new Block;
+    cluster.getBody().push_back(block);
+    OpBuilder builder = OpBuilder::atBlockEnd(block);
+    made.resize(graph.size());
+    for (auto [index, op] : llvm::enumerate(order.sequence)) {
+      if (index + ahead < order.sequence.size())
+        prefetch(graph.ops[order.sequence[index + ahead]]);
+      if (order.contributes[op])
+        continue;
+      for (unsigned maker : graph.makers(op))
+        if (order.contributes[maker])
+          settle(builder,
+                 [&](const Pending &entry) { return entry.sum == maker; });
+      made[op] = copy(op);
+      block->push_back(made[op]);
+      for (unsigned user : graph.users(op))
+        if (order.contributes[user])
+          contribute(builder, op, user);
+      if (order.cellOf[op] != IssueOrder::noCell)
+        settle(builder, [&](const Pending &entry) {
+          return entry.coordinate == order.homes[order.cellOf[op]] &&
+                 entry.cell != order.cellOf[op];
+        });
+    }
+    old->clear();
+    old->erase();
+  }
+
+private:
+  /// Fetches the memory of an op that is read soon. Before ordering, neighbours
+  /// in issue order lie far apart.
+  static void prefetch(Operation *op) {
+    constexpr int line = 64;
+    const char *start = reinterpret_cast<const char *>(op);
+    for (int offset = -line; offset < 5 * line; offset += line)
+      LLVM_PREFETCH(start + offset, /*rw=*/0, /*locality=*/3);
+  }
+
+  Operation *copy(unsigned number) {
+    Operation *op = graph.ops[number];
+    SmallVector<Value> operands;
+    for (auto [value, maker] :
+         llvm::zip(op->getOperands(), graph.operands(number)))
+      operands.push_back(getNew(value, maker));
+    return Operation::create(op->getLoc(), op->getName(), op->getResultTypes(),
+                             operands, op->getDiscardableAttrDictionary(),
+                             op->getPropertiesStorage(), BlockRange(),
+                             /*numRegions=*/0);
+  }
+
+  /// What stands for a value in the ordered block.
+  Value getNew(Value value, unsigned maker) {
+    auto found = order.shared.find(maker);
+    Operation *op = made[found == order.shared.end() ? maker : found->second];
+    return op->getResult(cast<OpResult>(value).getResultNumber());
+  }
+
+  /// What an op contributes to a sum, to be added behind another cell.
+  struct Pending {
+    unsigned op, sum;
+    int64_t coordinate;
+    unsigned cell; // that it is a contribution of
+  };
+
+  /// Adds what a run contributes at once, and what ranks reduce of it later.
+  void contribute(OpBuilder &builder, unsigned op, unsigned sum) {
+    if (!isa<CollectiveOpInterface>(graph.ops[op]))
+      return accumulate(builder, op, sum);
+    unsigned run = op;
+    while (order.cellOf[run] == IssueOrder::noCell)
+      run = graph.makers(run).front();
+    pending.push_back(
+        {op, sum, order.homes[order.cellOf[run]], order.cellOf[run]});
+  }
+
+  /// Adds the pending contributions that a predicate holds for.
+  void settle(OpBuilder &builder,
+              llvm::function_ref<bool(const Pending &)> holds) {
+    for (const Pending &entry : pending)
+      if (holds(entry))
+        accumulate(builder, entry.op, entry.sum);
+    llvm::erase_if(pending, holds);
+  }
+
+  /// Adds what an op contributes to a sum.
+  void accumulate(OpBuilder &builder, unsigned op, unsigned number) {
+    auto sum = cast<SumOp>(graph.ops[number]);
+    for (auto [input, maker] :
+         llvm::zip(sum.getInputs(), graph.operands(number))) {
+      if (maker != op)
+        continue;
+      Value onto = made[number] ? made[number]->getResult(0) : Value();
+      made[number] = AccumulateOp::create(
+          builder, input.getLoc(), sum.getResult().getType(),
+          sum.getBucketAttr(), getNew(input, maker), onto, sum.getAtAttr(),
+          ValueRange());
+    }
+  }
+
+  static constexpr size_t ahead = 12; // ops that are on their way from memory
+
+  ClusterOp cluster;
+  const OpGraph &graph;
+  const IssueOrder &order;
+  std::vector<Operation *> made; // by op, in the ordered block
+  SmallVector<Pending> pending;
+};
+
+} // namespace
+
+void buildOrderedBlock(ClusterOp cluster, const OpGraph &graph,
+                       const IssueOrder &order) {
+  BlockBuilder(cluster, graph, order).build();
+}
+
+} // namespace piper
