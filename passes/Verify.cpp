@@ -86,7 +86,7 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
                    succeeded(verifyProjection(cluster, programs, symbols)));
   }
 
-  BucketNames derived;
+  DerivedBuckets derived;
 };
 
 } // namespace

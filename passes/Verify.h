@@ -36,16 +36,17 @@ mlir::LogicalResult verifyDataflow(ClusterOp cluster,
 mlir::LogicalResult verifyReports(ClusterOp cluster,
                                   mlir::SymbolTable &symbols);
 
-/// The names of the buckets that have slots derived from their value.
-using BucketNames = llvm::DenseSet<mlir::Attribute>;
-BucketNames findDerivedBuckets(mlir::ModuleOp module);
+/// The buckets, by name, from whose value something is derived: slot `compute`,
+/// or what is gathered from its shards.
+using DerivedBuckets = llvm::DenseMap<mlir::Attribute, BucketOp>;
+DerivedBuckets findDerivedBuckets(mlir::ModuleOp module);
 
 /// Derived slots are written behind every update, from what it returned; in
 /// issue order nothing older is used behind it.
 mlir::LogicalResult verifyDerived(ClusterOp cluster,
-                                  const BucketNames &derived);
+                                  const DerivedBuckets &derived);
 mlir::LogicalResult verifyDerived(ProgramOp program,
-                                  const BucketNames &derived);
+                                  const DerivedBuckets &derived);
 
 /// In one program, what crosses streams is awaited, and storage is used by
 /// nobody once it is released.

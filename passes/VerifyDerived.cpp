@@ -7,7 +7,8 @@
 
 // A slot `compute` holds what the value was when the slot was written. An
 // update changes the value, so from there to the next write the slot is stale,
-// and so is what was read or gathered from it, for good.
+// and so is, for good, what was read or gathered from it or from the shards of
+// the value.
 
 #include "passes/Coordinates.h"
 #include "passes/Verify.h"
@@ -18,12 +19,12 @@ using namespace mlir;
 
 namespace piper {
 
-BucketNames findDerivedBuckets(ModuleOp module) {
-  BucketNames names;
+DerivedBuckets findDerivedBuckets(ModuleOp module) {
+  DerivedBuckets derived;
   for (auto bucket : module.getOps<BucketOp>())
-    if (bucket.getCompute())
-      names.insert(FlatSymbolRefAttr::get(bucket.getSymNameAttr()));
-  return names;
+    if (bucket.getCompute() || !bucket.getShardAxes().empty())
+      derived[FlatSymbolRefAttr::get(bucket.getSymNameAttr())] = bucket;
+  return derived;
 }
 
 namespace {
@@ -44,7 +45,7 @@ Value getSame(OpResult value) {
 class DerivedVerifier {
 public:
   /// In a cluster that is not ordered yet, only data say what comes first.
-  DerivedVerifier(Operation *container, const BucketNames &derived,
+  DerivedVerifier(Operation *container, const DerivedBuckets &derived,
                   bool ordered)
       : container(container), derived(derived), ordered(ordered) {}
 
@@ -57,7 +58,8 @@ public:
       if (failed(step(&op)))
         return failure();
     for (auto &[place, update] : updates)
-      if (written.lookup(place) != update)
+      if (BucketOp(derived.lookup(place.first)).getCompute() &&
+          written.lookup(place) != update)
         return report(place, update);
     return success();
   }
@@ -164,7 +166,7 @@ private:
   }
 
   Operation *container;
-  const BucketNames &derived;
+  const DerivedBuckets &derived;
   bool ordered;
   llvm::MapVector<Place, UpdateOp> updates;    // the last so far
   llvm::DenseMap<Place, UpdateOp> written;     // what the slot was made from
@@ -174,14 +176,14 @@ private:
 
 } // namespace
 
-LogicalResult verifyDerived(ClusterOp cluster, const BucketNames &derived) {
+LogicalResult verifyDerived(ClusterOp cluster, const DerivedBuckets &derived) {
   if (derived.empty() || cluster.getPhase() < Phase::Reduced)
     return success();
   bool ordered = cluster.getPhase() >= Phase::Ordered;
   return DerivedVerifier(cluster, derived, ordered).run();
 }
 
-LogicalResult verifyDerived(ProgramOp program, const BucketNames &derived) {
+LogicalResult verifyDerived(ProgramOp program, const DerivedBuckets &derived) {
   if (derived.empty())
     return success();
   return DerivedVerifier(program, derived, /*ordered=*/true).run();

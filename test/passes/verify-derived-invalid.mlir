@@ -244,3 +244,30 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches
   // expected-error @+1 {{expected slot compute of @w$b as it is behind the last update, got operand 0 from before}}
   output "w" %w at 0 : !c
 }
+
+// -----
+
+// What was gathered from shards is that of before the update.
+
+#S = #piper.layout<dp = shard(0)>
+#R = #piper.layout<dp = replicated>
+!v = tensor<4xf32, #S>
+!w = tensor<8xf32, #R>
+piper.mesh @mesh [pp = 1 unrolled, dp = 2 manual]
+piper.stream @dp
+piper.comm @gather.dp$0 axes ["dp"] coordinates [0] for @dp
+piper.state @w parameter : tensor<8xf32> holders [0]
+piper.bucket @w$b [@w] value : !v grad : !v
+piper.program @train$pp0 of @train$cluster at 0 {
+  // expected-note @+1 {{it is read here}}
+  %v = read @w$b slot value : !v
+  %r = record
+  %w, %e = all_gather %v dim 0 over ["dp"] on @gather.dp$0 after %r : !v -> !w, !piper.event
+  %s = sumsq %w after %e : (!w) -> tensor<f32, #R>
+  %i = input "g" mb 0 : !v
+  %g = accumulate @w$b %i : !v -> !v
+  // expected-note @+1 {{the value is updated here}}
+  %u = update @w$b %g optimizer "train:sgd" : !v -> !v
+  // expected-error @+1 {{expected slot value of @w$b as it is behind the last update, got operand 0 from before}}
+  %t = sumsq %w : (!w) -> tensor<f32, #R>
+}
