@@ -415,15 +415,21 @@ void ReplicationAttr::print(AsmPrinter &printer) const {
 Attribute OptimizationAttr::parse(AsmParser &parser, Type) {
   StringAttr optimizer;
   FloatAttr clip;
+  Type master, f64 = Builder(parser.getContext()).getF64Type();
   if (parser.parseLess() || parser.parseAttribute(optimizer))
     return {};
-  if (succeeded(parser.parseOptionalComma()) &&
-      (parser.parseKeyword("clip") || parser.parseEqual() ||
-       parser.parseAttribute(clip, Builder(parser.getContext()).getF64Type())))
-    return {};
+  while (succeeded(parser.parseOptionalComma())) {
+    if (succeeded(parser.parseOptionalKeyword("master"))) {
+      if (parser.parseEqual() || parser.parseType(master))
+        return {};
+    } else if (parser.parseKeyword("clip") || parser.parseEqual() ||
+               parser.parseAttribute(clip, f64)) {
+      return {};
+    }
+  }
   if (parser.parseGreater())
     return {};
-  return OptimizationAttr::get(parser.getContext(), optimizer, clip);
+  return OptimizationAttr::get(parser.getContext(), optimizer, clip, master);
 }
 
 void OptimizationAttr::print(AsmPrinter &printer) const {
@@ -432,5 +438,7 @@ void OptimizationAttr::print(AsmPrinter &printer) const {
     printer << ", clip = ";
     printer.printAttributeWithoutType(getClip());
   }
+  if (getMaster())
+    printer << ", master = " << getMaster();
   printer << '>';
 }

@@ -186,13 +186,15 @@ def Piper_ReplicationAttr : Piper_Attr<"Replication", "replication"> {
 def Piper_OptimizationAttr : Piper_Attr<"Optimization", "optimization"> {
   let summary = "what a state's update directive recorded on it";
   let description = [{
-    The import path of the optimizer factory and the bound of the global
-    gradient norm (absent: no clipping).
+    The import path of the optimizer factory, the bound of the global gradient
+    norm (absent: no clipping) and the dtype of the values that the optimizer
+    updates (absent: that of the state).
 
-    Example: `#piper.optimization<"train:make_adamw", clip = 1.0>`
+    Example: `#piper.optimization<"train:make_adamw", clip = 1.0, master = f32>`
   }];
   let parameters = (ins "::mlir::StringAttr":$optimizer,
-                        OptionalParameter<"::mlir::FloatAttr">:$clip);
+                        OptionalParameter<"::mlir::FloatAttr">:$clip,
+                        OptionalParameter<"::mlir::Type">:$master);
   let hasCustomAssemblyFormat = 1;
 }
 

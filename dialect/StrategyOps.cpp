@@ -108,6 +108,9 @@ LogicalResult DoStreamOp::verify() {
 }
 
 LogicalResult DoUpdateOp::verify() {
+  if (getMaster() && !isa<FloatType>(*getMaster()))
+    return emitOpError("expected a floating-point dtype as master, got ")
+           << *getMaster();
   if (getClip() && getClip()->convertToDouble() <= 0)
     return emitOpError("expected a positive bound of the norm, got ")
            << getClipAttr();

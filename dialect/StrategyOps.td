@@ -180,16 +180,20 @@ def Piper_DoUpdateOp : Piper_DirectiveOp<"update"> {
   let summary = "step an optimizer once per training step";
   let description = [{
     `optimizer` is the import path of a function from parameters to a
-    `torch.optim.Optimizer`; `clip` bounds the global gradient norm.
+    `torch.optim.Optimizer`; `clip` bounds the global gradient norm. With `master`
+    the optimizer updates values of that dtype, and the model computes with
+    copies of its own dtype.
 
     ```mlir
-    piper.do.update <all> optimizer = "train:make_adamw" clip = 1.0
+    piper.do.update <all> optimizer = "train:make_adamw" clip = 1.0 master = f32
     ```
   }];
   let arguments = (ins Piper_SelectAttr:$select, StrAttr:$optimizer,
-                       OptionalAttr<F64Attr>:$clip);
-  let assemblyFormat =
-      "$select `optimizer` `=` $optimizer (`clip` `=` $clip^)? attr-dict";
+                       OptionalAttr<F64Attr>:$clip, OptionalAttr<TypeAttr>:$master);
+  let assemblyFormat = [{
+    $select `optimizer` `=` $optimizer (`clip` `=` $clip^)? (`master` `=` $master^)?
+    attr-dict
+  }];
   let hasVerifier = 1;
 }
 

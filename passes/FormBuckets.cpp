@@ -135,9 +135,11 @@ private:
       names.push_back(FlatSymbolRefAttr::get(state.getSymNameAttr()));
     }
     ReplicationAttr fact = first.getReplicationAttr();
+    OptimizationAttr update = first.getOptimizationAttr();
     Type dtype = first.getTensorType().getElementType();
+    Type master = update && update.getMaster() ? update.getMaster() : dtype;
     Type wide = fact && fact.getDtype() ? fact.getDtype() : dtype;
-    SlotTypes slots = getSlotTypes(fact, mesh, elements, dtype, wide);
+    SlotTypes slots = getSlotTypes(fact, mesh, elements, {dtype, master, wide});
     bool isTrained = !users[first].writers.empty();
     auto orNone = [](Type type) {
       return type ? TypeAttr::get(type) : TypeAttr();

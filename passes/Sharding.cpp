@@ -23,7 +23,7 @@ namespace piper {
 //===----------------------------------------------------------------------===//
 
 SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
-                       int64_t elements, Type dtype, Type wide) {
+                       int64_t elements, SlotDtypes dtypes) {
   LayoutAttr whole = mesh.getManualLayout(Kind::Replicated);
   LayoutAttr partial = mesh.getManualLayout(Kind::Partial);
   int64_t zero = replication ? replication.getZero() : 0, shards = 1;
@@ -39,12 +39,14 @@ SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
     return RankedTensorType::get(layout == shard ? part : part * shards,
                                  element, layout);
   };
-  return {type(shard, dtype),
-          zero == 1 || zero == 2 ? type(whole, dtype) : RankedTensorType(),
+  bool isDerived = zero == 1 || zero == 2 || dtypes.master != dtypes.state;
+  return {type(shard, dtypes.master),
+          isDerived ? type(zero == 3 ? shard : whole, dtypes.state)
+                    : RankedTensorType(),
           type(!each      ? partial
                : zero > 1 ? shard
                           : whole,
-               wide)};
+               dtypes.grad)};
 }
 
 ReplicationAttr getReplication(BucketOp bucket, SymbolTable &symbols) {

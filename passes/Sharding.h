@@ -19,8 +19,15 @@ struct SlotTypes {
   mlir::RankedTensorType value, compute, grad;
 };
 
-/// The slots of a bucket of `elements`, whose gradients have dtype `wide`. The
-/// replication of its states may be null: then every rank holds it whole.
+/// The dtypes of a bucket: of its states, of what the optimizer updates, and of
+/// its gradient.
+struct SlotDtypes {
+  mlir::Type state, master, grad;
+};
+
+/// The slots of a bucket of `elements`. The replication of its states may be
+/// null: then every rank holds it whole. With a master dtype of their own,
+/// states are a slot `compute` in any case, sharded at stage 3.
 ///
 ///   zero  value   compute  grad, reduced once  grad, each contribution
 ///   0     whole   -        partial             whole
@@ -28,7 +35,7 @@ struct SlotTypes {
 ///   2     shard   whole    partial             shard
 ///   3     shard   -        partial             shard
 SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
-                       int64_t elements, mlir::Type dtype, mlir::Type wide);
+                       int64_t elements, SlotDtypes dtypes);
 
 /// The replication of a bucket's states, or null.
 ReplicationAttr getReplication(BucketOp bucket, mlir::SymbolTable &symbols);

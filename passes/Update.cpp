@@ -25,7 +25,8 @@ class UpdatePass : public impl::UpdatePassBase<UpdatePass> {
       if (failed(states))
         return signalPassFailure();
       auto fact = OptimizationAttr::get(
-          &getContext(), update.getOptimizerAttr(), update.getClipAttr());
+          &getContext(), update.getOptimizerAttr(), update.getClipAttr(),
+          update.getMaster().value_or(Type()));
       for (StateOp state : *states)
         if (failed(facts.record(state, "optimization", fact, update)))
           return signalPassFailure();

@@ -205,7 +205,8 @@ private:
   LogicalResult checkMember(UpdateOp update, StateOp state) {
     auto fact = state.getOptimizationAttr();
     auto own = OptimizationAttr::get(
-        update.getContext(), update.getOptimizerAttr(), update.getClipAttr());
+        update.getContext(), update.getOptimizerAttr(), update.getClipAttr(),
+        fact ? fact.getMaster() : Type());
     if (!state.isTrainable() || fact != own) {
       InFlightDiagnostic error = update.emitOpError("expected ");
       if (fact && state.isTrainable())

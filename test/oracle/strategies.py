@@ -56,10 +56,14 @@ class Case:
         if self.pp:
             directives.append(piper.place(stages=stages or self.pp))
         if self.dp:
-            directives.append(piper.replicate(axis="dp", reduce_dtype=reduce_dtype))
+            directives.append(self.replicate(reduce_dtype))
         if factory is not None:
             directives.append(piper.update(factory, clip=clip))
         return piper.Strategy(mesh=axes, directives=directives)
+
+    def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
+        """How ranks of a data axis hold states and sum gradients."""
+        return piper.replicate(axis="dp", reduce_dtype=reduce_dtype)
 
 
 class Captures:

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from piper.strategy.location import SourceLocation
 from piper.strategy.mesh import Mesh
 
@@ -65,6 +67,16 @@ def check_count(what: str, value: object) -> None:
     """
     if type(value) is not int or value < 1:
         raise ValueError(f"{what} must be an int of at least 1, got {value!r}")
+
+
+def check_dtype(what: str, value: object) -> None:
+    """Check that a dtype is floating-point, or None.
+
+    Raises:
+        ValueError: names `what` and gives the value.
+    """
+    if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
+        raise ValueError(f"{what} must be a floating-point dtype or None, got {value!r}")
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from piper.strategy.directive import Directive, check_count
+from piper.strategy.directive import Directive, check_count, check_dtype
 from piper.strategy.mesh import Mesh
 from piper.strategy.text import element_name, quoted
 
@@ -56,11 +56,7 @@ class Replicate(Directive):
             raise ValueError(f"replicate reduce must be 'last' or 'each', got {self.reduce!r}")
         self._check_axes()
         self._check_gather()
-        dtype = self.reduce_dtype
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ValueError(
-                f"replicate reduce_dtype must be a floating-point dtype or None, got {dtype!r}"
-            )
+        check_dtype("replicate reduce_dtype", self.reduce_dtype)
 
     def _check_axes(self) -> None:
         axes = self.axes()

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from piper.strategy.directive import Directive
-from piper.strategy.text import quoted
+from piper.strategy.directive import Directive, check_dtype
+from piper.strategy.text import element_name, quoted
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -20,15 +21,19 @@ class Update(Directive):
     """Step an optimizer made by `factory` from the parameters that a rank holds.
 
     The factory is called once per bucket, so the optimizer must work element by element.
-    `clip` bounds the gradient's norm over all parameters and ranks; None leaves it as it is.
+    `clip` bounds the gradient's norm over all parameters and ranks; None leaves it as it is. With
+    `master_dtype` the optimizer updates values of that dtype, and the model computes with copies of
+    its own dtype, such as bfloat16, made anew after each step (Micikevicius et al., 2018);
+    `replicate(reduce_dtype=)` says in which dtype gradients are summed.
 
     Raises:
         TypeError: a factory that cannot be called.
-        ValueError: a clip that is not above 0.
+        ValueError: a clip that is not above 0, a master dtype that is not floating-point.
     """
 
     factory: OptimizerFactory
     clip: float | None = None
+    master_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -39,6 +44,7 @@ class Update(Directive):
             )
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"update clip must be above 0 or None, got {self.clip!r}")
+        check_dtype("update master_dtype", self.master_dtype)
 
     @property
     def import_path(self) -> str | None:
@@ -61,16 +67,27 @@ class Update(Directive):
     def op(self) -> str:
         """See `Directive`."""
         clip = "" if self.clip is None else f" clip = {float(self.clip)!r}"
-        return f"piper.do.update <all> optimizer = {quoted(self.label)}{clip}"
+        dtype = self.master_dtype
+        master = "" if dtype is None else f" master = {element_name(dtype)}"
+        return f"piper.do.update <all> optimizer = {quoted(self.label)}{clip}{master}"
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
-        return {"optimizer factory": self.factory, "gradient clip": self.clip}
+        return {
+            "optimizer factory": self.factory,
+            "gradient clip": self.clip,
+            "master dtype": self.master_dtype,
+        }
 
 
-def update(factory: OptimizerFactory, *, clip: float | None = None) -> Update:
+def update(
+    factory: OptimizerFactory,
+    *,
+    clip: float | None = None,
+    master_dtype: torch.dtype | None = None,
+) -> Update:
     """Step an optimizer made by `factory` at the end of each step; see `Update`."""
-    return Update(factory, clip)
+    return Update(factory, clip, master_dtype)
 
 
 def _importable_name(module: str | None) -> str | None:

@@ -1,0 +1,243 @@
+"""Sharded states train as plain PyTorch does: ZeRO 0 to 3 and HSDP, in fp64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import hf_models
+import piper
+import pytest
+import small_gpt
+import torch
+from hf_models import FAMILIES, next_token_loss
+from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, sgd
+from piper.schedules import SCHEDULES
+from piper.strategy import Directive
+from piper_runtime import Program
+from piper_runtime.optimizer import OptimizerFactory
+from small_gpt import TAGS, token_loss
+from strategies import Captures, Case
+from torch import Tensor, nn
+
+CLIP = 0.5
+LAYERS = 6  # with embedding and head 8 chunks, two for each of 4 stages
+
+
+@dataclass(frozen=True)
+class Sharded(Case):
+    """A case whose `dp` ranks share out states, beside `rep` groups of them that do not."""
+
+    zero: int = 0
+    reduce: Literal["last", "each"] | None = None
+    gather: Literal["each", "group", "step"] | None = None
+    prefetch: int | None = None
+    rep: int = 0
+    bucket_size: int = 25_000_000
+
+    def __str__(self) -> str:
+        """As a test id."""
+        options = [f"zero{self.zero}", self.reduce, self.gather]
+        options += [f"ahead{self.prefetch}"] if self.prefetch is not None else []
+        options += [f"rep{self.rep}"] if self.rep else []
+        return "-".join([super().__str__(), *(option for option in options if option)])
+
+    @property
+    def parts(self) -> int:
+        """See `Case`."""
+        return super().parts * max(1, self.rep)
+
+    def strategy(
+        self,
+        tags: Mapping[str, str],
+        factory: OptimizerFactory | None = None,
+        *,
+        clip: float | None = None,
+        dims: Mapping[str, int | None] | None = None,
+        stages: int | tuple[int, ...] | None = None,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> piper.Strategy:
+        """See `Case`; the stages are those that the schedule places."""
+        stages = stages or SCHEDULES[self.schedule].stages(self.pp, self._chunks)
+        options = {"clip": clip, "dims": dims, "stages": stages, "reduce_dtype": reduce_dtype}
+        plain = super().strategy(tags, factory, **options)  # type: ignore[arg-type]
+        axes = {"pp": self.pp, **({"rep": self.rep} if self.rep else {}), "dp": self.dp}
+        return piper.Strategy(mesh=axes, directives=plain.directives)
+
+    @property
+    def _chunks(self) -> int:
+        return SCHEDULES[self.schedule].chunks or 2
+
+    def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
+        """See `Case`."""
+        return piper.replicate(
+            axis=("rep", "dp") if self.rep else "dp",
+            zero=self.zero,
+            shard="dp" if self.rep and self.zero else None,
+            bucket_size=self.bucket_size,
+            reduce=self.reduce,
+            gather=self.gather,
+            prefetch=self.prefetch,
+            reduce_dtype=reduce_dtype,
+        )
+
+
+NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")
+MATRIX = [
+    Sharded(name, 2, 2, 8, zero=zero, reduce=reduce)
+    for zero, name, reduce in itertools.product(range(4), NAMES, ("last", "each"))
+]
+QUICK = [  # every stage with every policy, every schedule, and every schedule at stage 3
+    MATRIX[10 * zero + 2 * (shift % len(NAMES)) + policy]
+    for zero in range(4)
+    for policy, shift in enumerate((zero, zero + 2))
+] + [case for case in MATRIX if case.zero == 3 and case.reduce == "each"]
+
+
+def _compile(case: Sharded) -> tuple[Program, Captures, list[small_gpt.Batch]]:
+    captures, batches = small_gpt.captures(tied=True, layers=LAYERS), small_gpt.batches(case)
+    return captures.compile(case.strategy(TAGS, sgd, clip=CLIP), batches[0]), captures, batches
+
+
+def _check(case: Sharded) -> None:
+    """Three steps each of SGD with momentum and of AdamW, clipped, equal plain PyTorch."""
+    program, captures, batches = _compile(case)
+    for factory in (sgd, adamw):
+        expected = plain_steps(captures.model, token_loss, batches, factory, clip=CLIP)
+        check_steps(piper_steps(program, captures.model, batches, factory), expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[] if case in QUICK else pytest.mark.slow)
+        for case in MATRIX
+    ],
+)
+def test_training_equals_plain_pytorch(case: Sharded) -> None:
+    """Loss, norm, gradients and weights: every stage, policy and schedule; tied weights too."""
+    _check(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Sharded("ZBVZeroBubble", 2, 2, 4, zero=3, gather="each", prefetch=0),
+        Sharded("ZBVZeroBubble", 2, 2, 4, zero=3, gather="each", prefetch=3),
+        Sharded("DualPipeV", 2, 2, 4, zero=3, gather="group", prefetch=2),
+        Sharded("1F1B", 2, 2, 4, zero=3, gather="step"),
+        Sharded("1F1B", 2, 2, 4, zero=3, gather="step", reduce="last"),
+        Sharded("1F1B", 2, 4, 2, zero=3, bucket_size=1),
+    ],
+    ids=str,
+)
+def test_gathers_at_other_times(case: Sharded) -> None:
+    """However long states are kept whole, and however early they are gathered."""
+    _check(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Sharded("1F1B", 2, 2, 2, zero=zero, reduce=reduce, rep=2)
+        for zero, reduce in itertools.product((1, 2, 3), ("last", "each"))
+    ],
+    ids=str,
+)
+def test_hsdp_equals_plain_pytorch(case: Sharded) -> None:
+    """States sharded along one data axis and whole along another, 2 x 2."""
+    _check(case)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_shards_along_two_axes(zero: int) -> None:
+    """A product of axes shares out states as one axis of its size does."""
+    case = Case("1F1B", 1, 4, 2)
+    captures, batches = small_gpt.captures(tied=True), small_gpt.batches(case, steps=2)
+    strategy = piper.Strategy(
+        mesh={"a": 2, "b": 2},
+        directives=[
+            piper.annotate(TAGS),
+            piper.split(microbatches=case.microbatches),
+            piper.replicate(axis=("a", "b"), zero=zero),
+            piper.update(adamw, clip=CLIP),
+        ],
+    )
+    program = captures.compile(strategy, batches[0])
+    expected = plain_steps(captures.model, token_loss, batches, adamw, clip=CLIP)
+    check_steps(piper_steps(program, captures.model, batches), expected)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_results_do_not_depend_on_who_is_first(zero: int) -> None:
+    """The bits of a step are the same in any order that the program allows."""
+    program, captures, batches = _compile(Sharded("ZBVZeroBubble", 2, 2, 4, zero=zero))
+    expected = piper_steps(program, captures.model, batches)
+    for seed in (0, 1):
+        found = piper_steps(program, captures.model, batches, seed=seed)
+        check_steps(found, expected, bound=0.0)
+
+
+def test_transformers_gpt2_at_stage_3() -> None:
+    """Unmodified GPT-2, whose head is its embedding, on two pipeline stages."""
+    case = Sharded("1F1B", 2, 2, 2, zero=3)
+    captures, batch = hf_models.captures("gpt2", layers=2), hf_models.make_batch(case)
+    bound = max(BOUND, 10 * hf_models.floor(captures.model, batch))
+    program = captures.compile(case.strategy(FAMILIES["gpt2"].tags, stages=2), batch)
+    expected = plain_steps(captures.model, next_token_loss, [batch])
+    check_steps(piper_steps(program, captures.model, [batch]), expected, bound=bound)
+
+
+class Odd(nn.Module):
+    """Parameters of 0 dims, 3 and 7 elements, fewer than ranks; and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([Vector(3), Vector(7)])
+        self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.tensor([1.5], dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.inner:
+            x = layer(x)
+        return x * self.scale * self.frozen
+
+
+class Vector(nn.Module):
+    """Adds the mean of its weight times the input."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, size, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x.unsqueeze(-1) * self.weight).tanh().mean(-1)
+
+
+def squares(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The mean of the outputs' squares."""
+    loss: Tensor = (model(batch["x"]) ** 2).mean()
+    return loss
+
+
+@cache
+def odd() -> Captures:
+    return Captures(Odd(), squares)
+
+
+@pytest.mark.parametrize(("zero", "bucket_size"), [*itertools.product((1, 2, 3), (25_000_000, 1))])
+def test_odd_sizes(zero: int, bucket_size: int) -> None:
+    """Shards of a few elements on four ranks, some of which hold none."""
+    case = Sharded("1F1B", 2, 4, 2, zero=zero, bucket_size=bucket_size)
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        {"x": torch.randn(case.parts, 5, generator=generator, dtype=torch.float64)}
+        for _ in range(3)
+    ]
+    captures, tags = odd(), {"inner.*": "inner"}
+    program = captures.compile(case.strategy(tags, adamw, clip=0.1), batches[0])
+    expected = plain_steps(captures.model, squares, batches, adamw, clip=0.1)
+    check_steps(piper_steps(program, captures.model, batches), expected)
