@@ -2,7 +2,8 @@
 
 The level of buckets still holds one step: reads, runs of chunks, tangents, sums and outputs. It is
 run here as in a single process, shard by shard and microbatch by microbatch, op by op, from the IR:
-neither the rank programs nor the kernels that were made of it have a part in it.
+neither the rank programs nor the kernels that were made of it have a part in it. A single process
+holds every bucket whole and adds up all gradients, so what gathers and reduces them does nothing.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class StepFunction:
         self._sums: list[tuple[str, Any]] = []
         self._outputs: list[tuple[str, Any, Any]] = []
         self._scope, self._sources = scope, chunks
+        self._same: dict[Any, Any] = {}
         block = step.body.blocks[0]
         for name, argument in zip(step.inputs, block.arguments, strict=True):
             self._arguments[ir.StringAttr(name).value] = argument
@@ -121,16 +123,24 @@ class StepFunction:
                     self._ops.append(self._read_tangent(op, step))
                 case piper.SumOp():
                     assert op.bucket is not None
-                    self._sums.append((op.bucket.value, op.inputs[0]))
-                    self._contribute(op.bucket.value, *makers[op.inputs[0]])
+                    contribution = self._root(op.inputs[0])
+                    self._sums.append((op.bucket.value, contribution))
+                    self._contribute(op.bucket.value, *makers[contribution])
+                case (
+                    piper.AllGatherOp()
+                    | piper.AllReduceOp()
+                    | piper.ReduceScatterOp()
+                    | piper.ConvertOp()
+                ):
+                    self._same[op.operation.results[0]] = self._root(op.operation.operands[0])
                 case piper.OutputOp():
                     self._outputs.append(
                         (ir.StringAttr(op.operation.attributes["name"]).value, op.value, op.scale)
                     )
                 case _:
                     raise ValueError(
-                        f"check mode expected read, run, tangent, sum and output in a step, got "
-                        f"{op.operation.name}"
+                        f"check mode expected read, run, tangent, sum, output and collectives of "
+                        f"buckets in a step, got {op.operation.name}"
                     )
 
     def __call__(self, buckets: Mapping[str, Tensor], inputs: Microbatches) -> Results:
@@ -200,7 +210,12 @@ class StepFunction:
         halves = [_read_half(attributes[key]) for key in ("input", "weight") if key in attributes]
         for chunk in (name, *(half.name for half in halves)):
             self._chunks[chunk] = _read_chunk(self._sources[chunk], self._scope)
-        return _Run(name, tuple(op.inputs), tuple(op.operation.results), tuple(halves))
+        inputs = tuple(self._root(value) for value in op.inputs)
+        return _Run(name, inputs, tuple(op.operation.results), tuple(halves))
+
+    def _root(self, value: Any) -> Any:
+        """Return the value that a gathered, reduced or converted one is made of."""
+        return self._same.get(value, value)
 
     def _read_tangent(self, op: piper.TangentOp, step: piper.StepOp) -> _Tangent:
         coefficient = float(ir.FloatAttr(op.coeff).value)

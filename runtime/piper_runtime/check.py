@@ -47,9 +47,21 @@ class Checker:
 
 
 def make_checker(oracle: Oracle | None, manifest: Manifest, transport: Transport) -> Checker | None:
-    """Return the checker of all ranks, if they check; raises ValueError if only some do."""
+    """Return the checker of all ranks, if they check.
+
+    Raises ValueError if only some do, or for values that are kept in a wider dtype than that in
+    which chunks compute: the single process has no such copies.
+    """
     checks = transport.gather(oracle is not None)
     if len(set(checks)) > 1:
         ranks = [rank for rank, theirs in enumerate(checks) if theirs]
         raise ValueError(f"check expected on all ranks or none, got it on ranks {ranks}")
-    return None if oracle is None else Checker(oracle, manifest, transport)
+    if oracle is None:
+        return None
+    for spec in manifest.buckets:
+        if spec.compute_dtype not in (None, spec.dtype):
+            raise ValueError(
+                f"check mode expected values of the dtype that chunks compute in, got bucket "
+                f"{spec.name!r} of {spec.dtype}, computed in {spec.compute_dtype}"
+            )
+    return Checker(oracle, manifest, transport)

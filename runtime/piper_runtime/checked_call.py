@@ -6,8 +6,11 @@ from an oracle that has run the step in one process, one microbatch after the ot
     read, input       the state before the step, the batch
     run, recv         the chunk's result of that microbatch; a message names it by its label
     accumulate        the sum of the chunks' gradients so far; at the end, of all of them
-    all_reduce        the sum over all ranks: of gradients, squares, losses or counts
+    all_reduce        the sum over ranks: of gradients, squares, losses or counts
+    reduce_scatter    this rank's part of it; slice, read: this rank's part of a whole
+    all_gather        the whole whose parts are gathered
     tangent, update   1 / count, the state after the step
+    write             what is derived from the state, before or after the update
 
 It compares before anybody uses the result, so what it finds first is what went wrong first: the
 operands were right. If they are not any more, somebody wrote to them in between.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,21 +31,12 @@ from piper_runtime import compute
 from piper_runtime.errors import CheckError, InstructionError
 from piper_runtime.gaps import Summary, find_gap
 from piper_runtime.instruction import Handle, Instruction
+from piper_runtime.known import Known, Term, add_squares, flat_value, known_part
 from piper_runtime.manifest import Manifest
+from piper_runtime.mesh import CommSpec
 from piper_runtime.oracle import Expected, Shards, Value
 
 __all__ = ["CheckedCall"]
-
-Term = tuple[str, int, int]
-"""A result of a chunk: its function, the index of the result, the microbatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What a handle must hold, None where nothing is known, and of which results it is the sum."""
-
-    value: Value | None
-    terms: tuple[Term, ...] = ()
 
 
 @dataclass(slots=True)
@@ -53,6 +47,7 @@ class _Done:
     inputs: Sequence[Mapping[str, Tensor]]
     ran: set[tuple[str, int]] = field(default_factory=set)
     added: dict[str, list[Term]] = field(default_factory=dict)
+    updated: set[str] = field(default_factory=set)
 
 
 class CheckedCall:
@@ -71,7 +66,8 @@ class CheckedCall:
         self._expected, self._manifest, self._shards = expected, manifest, shards
         self._bound, self._summary = bound, summary
         self._done: dict[int, _Done] = {}
-        self._known: dict[Handle, _Known] = {}
+        self._known: dict[Handle, Known] = {}
+        self._comms = {spec.name: spec for spec in manifest.comms}
 
     def attach(self, instruction: Instruction) -> None:
         """Check the instruction when it is executed."""
@@ -112,14 +108,14 @@ class CheckedCall:
             zip(instruction.operands, wanted or (), strict=False)
         ):
             try:
-                find_gap("", handle.get(), value, self._bound)
+                find_gap("", handle.get(), _like(handle.get(), value), self._bound)
             except CheckError:
                 text += f"; operand {index} is not the one it takes: {handle.producer.place()}"
                 return instruction.failure(CheckError(text))
         return instruction.failure(CheckError(f"{text}; its operands are right"))
 
     def _compare(
-        self, what: str, value: Any, known: _Known, *, at: Instruction | None = None
+        self, what: str, value: Any, known: Known, *, at: Instruction | None = None
     ) -> None:
         """Raise CheckError if a value is not what it must be; count it if it was made ``at``."""
         summary = self._summary
@@ -140,8 +136,8 @@ class CheckedCall:
             text = f"{error}; it was right when {place} had made it, so it was overwritten"
             raise CheckError(text) from error
 
-    def _of(self, handle: Handle) -> _Known:
-        return self._known.get(handle, _Known(None))
+    def _of(self, handle: Handle) -> Known:
+        return self._known.get(handle, Known(None))
 
     def _of_rank(self, instruction: Instruction) -> _Done:
         """Return what the rank of an instruction has done so far."""
@@ -156,38 +152,49 @@ class CheckedCall:
 
     # What each kind of instruction must make. A rule returns one entry per value to compare.
 
-    def _nothing(self, instruction: Instruction, value: Any) -> list[_Known]:
+    def _nothing(self, instruction: Instruction, value: Any) -> list[Known]:
         return []
 
-    def _unknown(self, instruction: Instruction, value: Any) -> list[_Known]:
-        return [_Known(None) for _ in instruction.results]
+    def _unknown(self, instruction: Instruction, value: Any) -> list[Known]:
+        return [Known(None) for _ in instruction.results]
 
-    def _read(self, instruction: Instruction, value: Tensor) -> list[_Known]:
+    def _read(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        if instruction.slot == "grad":
+            return [Known(None)]
+        updated = instruction.label in self._of_rank(instruction).updated
+        return [self._state(instruction, instruction.slot, updated=updated)]
+
+    def _state(self, instruction: Instruction, slot: str, *, updated: bool) -> Known:
+        """Return what a rank holds of a bucket before or after the update."""
         bucket = instruction.rank.home.bucket(instruction.label)
-        if value is not bucket.value:
-            return [_Known(None)]
-        return [_Known(self._expected.bucket(instruction.label, updated=False))]
+        flat = self._expected.bucket(instruction.label, updated=updated)
+        return known_part(bucket.spec, slot, bucket.shard, flat)
 
-    def _input(self, instruction: Instruction, value: Tensor) -> list[_Known]:
+    def _input(self, instruction: Instruction, value: Tensor) -> list[Known]:
         assert instruction.microbatch is not None
         inputs = self._of_rank(instruction).inputs
-        return [_Known(inputs[instruction.microbatch][instruction.label])]
+        return [Known(inputs[instruction.microbatch][instruction.label])]
 
-    def _run(self, instruction: Instruction, value: Any) -> list[_Known]:
+    def _run(self, instruction: Instruction, value: Any) -> list[Known]:
         chunk, microbatch = instruction.label.removeprefix("chunk "), instruction.microbatch
         if microbatch is None:
             return self._unknown(instruction, value)
         self._of_rank(instruction).ran.add((chunk, microbatch))
         terms = [(chunk, index, microbatch) for index in range(len(instruction.results))]
-        return [_Known(self._result(instruction, term), (term,)) for term in terms]
+        made = value if len(terms) > 1 else (value,)
+        known = [self._result(instruction, term) for term in terms]
+        return [
+            Known(_like(one, what) if isinstance(what, tuple) else what, (term,))
+            for one, what, term in zip(made, known, terms, strict=True)
+        ]
 
-    def _recv(self, instruction: Instruction, value: Tensor) -> list[_Known]:
+    def _recv(self, instruction: Instruction, value: Tensor) -> list[Known]:
         term = _labelled(instruction)
         if term is None:
-            return [_Known(None)]
-        return [_Known(self._result(instruction, term), (term,))]
+            return [Known(None)]
+        return [Known(self._result(instruction, term), (term,))]
 
-    def _send(self, instruction: Instruction, value: None) -> list[_Known]:
+    def _send(self, instruction: Instruction, value: None) -> list[Known]:
         term, known = _labelled(instruction), self._of(instruction.operands[0])
         if term is not None and known.terms and known.terms != (term,):
             raise CheckError(f"expected to send {_name(term)}, got {_name(known.terms[0])}")
@@ -198,26 +205,23 @@ class CheckedCall:
         shard = self._of_rank(instruction).shard
         return self._expected.result(chunk, index, microbatch=microbatch, shard=shard)
 
-    def _sum(self, instruction: Instruction, value: Tensor) -> list[_Known]:
+    def _sum(self, instruction: Instruction, value: Tensor) -> list[Known]:
         known = [self._of(handle) for handle in instruction.operands]
         terms = tuple(term for one in known for term in one.terms)
         twice = [term for index, term in enumerate(terms) if term in terms[:index]]
         if twice:
             raise CheckError(f"expected to add every value once, got {_name(twice[0])} twice")
         values = [one.value for one in known if isinstance(one.value, Tensor)]
-        return [_Known(compute.total(*values) if len(values) == len(known) else None, terms)]
+        total = compute.total(*values) if len(values) == len(known) else None
+        return [replace(known[0], value=total, terms=terms, whole=None)]
 
-    def _sumsq(self, instruction: Instruction, value: Tensor) -> list[_Known]:
-        known = [self._of(handle).value for handle in instruction.operands]
-        values = [one for one in known if isinstance(one, Tensor)]
-        if len(values) < len(known):
-            return [_Known(None)]
-        return [_Known(compute.sumsq(value.dtype, value.device, *values))]
+    def _sumsq(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        return [add_squares([self._of(handle) for handle in instruction.operands], value)]
 
-    def _tangent(self, instruction: Instruction, value: Tensor) -> list[_Known]:
-        return [_Known(self._expected.tangent(instruction.label))]
+    def _tangent(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        return [Known(self._expected.tangent(instruction.label))]
 
-    def _accumulate(self, instruction: Instruction, value: Tensor) -> list[_Known]:
+    def _accumulate(self, instruction: Instruction, value: Tensor) -> list[Known]:
         bucket, contribution = instruction.label, self._of(instruction.operands[0])
         added = self._of_rank(instruction).added.setdefault(bucket, [])
         onto = self._of(instruction.operands[1]) if len(instruction.operands) > 1 else None
@@ -229,21 +233,68 @@ class CheckedCall:
             if term in added:
                 raise CheckError(f"expected every gradient once, got {_name(term)} twice")
         added += contribution.terms
+        made = replace(contribution, terms=tuple(added), bucket=bucket)
         if contribution.value is None:
-            return [_Known(None)]
-        total = _flat(contribution.value, value.dtype)
+            return [made]
+        total, whole = flat_value(contribution.value, value.dtype, value.numel()), made.whole
         if onto is None:
-            return [_Known(total)]
-        return [_Known(total + onto.value if isinstance(onto.value, Tensor) else None)]
+            return [replace(made, value=total)]
+        whole = None if whole is None else _plus(whole, onto.whole)
+        return [replace(made, value=_plus(total, onto.value), whole=whole)]
 
-    def _all_reduce(self, instruction: Instruction, value: Tensor) -> list[_Known]:
-        maker, known = instruction.operands[0].producer, self._of(instruction.operands[0])
-        if maker.kind == "accumulate":
-            return [_Known(self._reduced(instruction, maker.label))]
-        if maker.kind == "sumsq":
+    def _reduce(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        """Check all_reduce and reduce_scatter."""
+        assert instruction.message is not None
+        spec, known = self._comms[instruction.message.comm.name], self._of(instruction.operands[0])
+        known = replace(
+            known,
+            axes=known.axes.union(spec.axes),
+            coordinates=known.coordinates.union(spec.coordinates),
+        )
+        if known.squares:
+            return [self._norm(known, spec, value)]
+        if instruction.kind == "reduce_scatter":
+            known = replace(known, cut=(*known.cut, *spec.axes))
+        count = self._manifest.mesh.size(known.cut)
+        whole = self._total(instruction, known, value.dtype, value.numel() * count)
+        if whole is None or not known.cut:
+            return [replace(known, value=whole, whole=None)]
+        index = self._manifest.mesh.index(instruction.rank.home.index, known.cut)
+        part = compute.part(instruction.message.dim, index, count, whole)
+        return [replace(known, value=part, whole=whole)]
+
+    def _norm(self, known: Known, spec: CommSpec, value: Tensor) -> Known:
+        """Return the sum of squares over the parts of a gradient, and over coordinates."""
+        everywhere = set(range(self._manifest.mesh.num_coordinates))
+        if not set(known.cut) <= known.axes:
+            return replace(known, value=None)
+        if known.coordinates == everywhere:
             squares = self._expected.output("grad_norm")
-            return [_Known(None if squares is None else squares.to(value.dtype))]
-        return [_Known(self._summed(instruction, known.terms))]
+            return Known(None if squares is None else squares.to(value.dtype), squares=True)
+        whole = known.whole if set(known.cut) == set(spec.axes) else None
+        alone = len(spec.coordinates) == 1
+        return replace(known, value=whole if alone else None, whole=None, cut=())
+
+    def _slice(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        known, axis = self._of(instruction.operands[0]), instruction.label
+        if not isinstance(known.value, Tensor):
+            return [replace(known, value=None)]
+        index, count = instruction.rank.home.place(axis)
+        # Only dim 0: buckets are flat.
+        part = compute.part(0, index, count, known.value)
+        whole = known.value if known.whole is None else known.whole
+        return [replace(known, value=part, whole=whole, cut=(*known.cut, axis))]
+
+    def _convert(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        return [self._of(instruction.operands[0]).convert(value.dtype)]
+
+    def _all_gather(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        assert instruction.message is not None
+        known = self._of(instruction.operands[0])
+        axes = self._comms[instruction.message.comm.name].axes
+        if known.whole is not None and known.cut != axes:
+            raise CheckError(f"expected to gather parts over {known.cut}, got over {axes}")
+        return [replace(known, value=known.whole, whole=None, cut=())]
 
     def _require_all(self, instruction: Instruction, bucket: str) -> None:
         """Raise CheckError if a gradient that was made here is not in that of its bucket."""
@@ -254,45 +305,56 @@ class CheckedCall:
                     text = f"expected the sum of all gradients of {bucket}, got it without "
                     raise CheckError(f"{text}{_name(term)}")
 
-    def _reduced(self, instruction: Instruction, bucket: str) -> Tensor | None:
-        """Return the whole gradient of a bucket if the members are all that hold it."""
-        assert instruction.message is not None
+    def _total(
+        self, instruction: Instruction, known: Known, dtype: torch.dtype, numel: int
+    ) -> Tensor | None:
+        """Return the sum of what is known over its ranks: of a bucket, if all that hold it are
+        among them, its gradient; else of chunk results, if the ranks run the same chunks.
+        """
         mesh = self._manifest.mesh
-        [holders] = [spec.holders for spec in self._manifest.buckets if spec.name == bucket]
-        ranks = tuple(r for r in range(mesh.world_size) if mesh.coordinate(r) in holders)
-        whole = instruction.message.comm.members == ranks
-        return self._expected.gradient(bucket) if whole else None
-
-    def _summed(self, instruction: Instruction, terms: Sequence[Term]) -> Tensor | None:
-        """Return the sum of chunk results over all shards, if the members run the same chunks."""
-        assert instruction.message is not None
-        members, mesh = instruction.message.comm.members, self._manifest.mesh
-        if len({mesh.coordinate(rank) for rank in members}) > 1:
+        group = CommSpec("", tuple(known.axes), tuple(known.coordinates))
+        ranks = mesh.members(group, instruction.rank.home.index)
+        if known.bucket and ranks == self._holders(known.bucket):
+            gradient = self._expected.gradient(known.bucket)
+            return None if gradient is None else flat_value(gradient, dtype, numel)
+        if len(known.coordinates) > 1:
             return None
         values = [
             self._expected.result(chunk, index, microbatch=mb, shard=self._shard_of(rank))
-            for rank in members
-            for chunk, index, mb in terms
+            for rank in ranks
+            for chunk, index, mb in known.terms
         ]
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        return compute.total(*tensors) if tensors and len(tensors) == len(values) else None
+        found = [flat_value(one, dtype, numel) for one in values if one is not None]
+        return compute.total(*found) if found and len(found) == len(values) else None
+
+    def _holders(self, bucket: str) -> tuple[int, ...]:
+        mesh = self._manifest.mesh
+        [holders] = [spec.holders for spec in self._manifest.buckets if spec.name == bucket]
+        return tuple(r for r in range(mesh.world_size) if mesh.coordinate(r) in holders)
 
     def _shard_of(self, rank: int) -> int:
         return self._manifest.mesh.index(rank, self._manifest.data_axes)
 
-    def _update(self, instruction: Instruction, value: Tensor) -> list[_Known]:
-        return [_Known(self._expected.bucket(instruction.label, updated=True))]
+    def _update(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        self._of_rank(instruction).updated.add(instruction.label)
+        return [self._state(instruction, "value", updated=True)]
 
-    def _output(self, instruction: Instruction, value: None) -> list[_Known]:
+    def _write(self, instruction: Instruction, value: None) -> list[Known]:
+        updated = instruction.label in self._of_rank(instruction).updated
+        known = self._state(instruction, instruction.slot, updated=updated)
+        self._compare("operand 0", instruction.operands[0].get(), known, at=instruction)
+        return []
+
+    def _output(self, instruction: Instruction, value: None) -> list[Known]:
         expected = self._expected.output(instruction.label)
         if expected is not None:
             got = instruction.rank.outputs[instruction.label]
-            known = _Known(expected.to(got.dtype))
+            known = Known(expected.to(got.dtype))
             self._compare(f"output {instruction.label!r}", got, known, at=instruction)
         return []
 
 
-Rule = Callable[[CheckedCall, Instruction, Any], list[_Known]]
+Rule = Callable[[CheckedCall, Instruction, Any], list[Known]]
 
 _RULES: Mapping[str, Rule] = {
     "read": CheckedCall._read,
@@ -304,13 +366,16 @@ _RULES: Mapping[str, Rule] = {
     "sumsq": CheckedCall._sumsq,
     "tangent": CheckedCall._tangent,
     "accumulate": CheckedCall._accumulate,
-    "all_reduce": CheckedCall._all_reduce,
+    "all_reduce": CheckedCall._reduce,
+    "reduce_scatter": CheckedCall._reduce,
+    "all_gather": CheckedCall._all_gather,
+    "slice": CheckedCall._slice,
+    "convert": CheckedCall._convert,
     "update": CheckedCall._update,
+    "write": CheckedCall._write,
     "output": CheckedCall._output,
     "free": CheckedCall._nothing,
     "record": CheckedCall._nothing,
-    "all_gather": CheckedCall._unknown,
-    "reduce_scatter": CheckedCall._unknown,
     "broadcast": CheckedCall._unknown,
 }
 
@@ -329,6 +394,16 @@ def _name(term: Term) -> str:
     return f"result {term[1]} of chunk {term[0]}, microbatch {term[2]}"
 
 
-def _flat(value: Value, dtype: torch.dtype) -> Tensor:
-    parts = value if isinstance(value, tuple) else (value,)
-    return torch.cat([part.reshape(-1) for part in parts]).to(dtype, copy=True)
+def _like(value: Any, expected: Value) -> Value:
+    """Return what is expected in the form of what is there: a flat pack, padding of a bucket."""
+    if not isinstance(value, Tensor):
+        return expected
+    return flat_value(expected, _dtype(expected), value.numel())
+
+
+def _dtype(value: Value) -> torch.dtype:
+    return value[0].dtype if isinstance(value, tuple) else value.dtype
+
+
+def _plus(total: Tensor, onto: Value | None) -> Tensor | None:
+    return total + onto if isinstance(onto, Tensor) else None

@@ -12,7 +12,7 @@ is the index of the last instruction known to be done:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +25,7 @@ from piper_runtime.program import LoadedProgram
 from piper_runtime.rank import Rank
 from piper_runtime.state import Bucket
 
-__all__ = ["EntryFacts", "check_entry_point", "record_program"]
+__all__ = ["EntryFacts", "check_calls", "check_entry_point", "record_program"]
 
 Clock = dict[str, int]
 
@@ -40,6 +40,10 @@ class EntryFacts:
     """Buckets that an optimizer steps."""
     accumulated: set[str] = field(default_factory=set)
     """Buckets that get a main gradient."""
+    stale: dict[str, Instruction] = field(default_factory=dict)
+    """The updates after which a compute slot is not written again."""
+    trusting: dict[str, Instruction] = field(default_factory=dict)
+    """The reads of compute slots that were not written before in the same call."""
 
 
 def check_entry_point(loaded: LoadedProgram, name: str) -> EntryFacts:
@@ -50,11 +54,25 @@ def check_entry_point(loaded: LoadedProgram, name: str) -> EntryFacts:
         _check_order(instructions)
         _check_comms(instructions)
         _collect(instructions, coordinate, facts)
+        _check_derived(instructions, facts)
     missing = [loss for loss in manifest.losses if loss not in facts.outputs]
     if missing:
         got = sorted(facts.outputs)
         raise ProgramError(f"{name!r} expected to output loss {missing[0]!r}, got outputs {got}")
     return facts
+
+
+def check_calls(facts: Iterable[EntryFacts]) -> None:
+    """Check that no call reads what another one has left stale; raises ProgramError."""
+    known = list(facts)
+    stale = {name: update for one in known for name, update in one.stale.items()}
+    for one in known:
+        for name, read in one.trusting.items():
+            if name in stale:
+                raise ProgramError(
+                    f"{read.describe()}: slot compute expected a write before, since "
+                    f"{stale[name].place()} of a call before updates the value and leaves it stale"
+                )
 
 
 def record_program(loaded: LoadedProgram, name: str, rank: int) -> list[Instruction]:
@@ -86,7 +104,7 @@ class _Uses:
         self.readers: dict[Handle, list[Instruction]] = {}
         self.freed: dict[Handle, Instruction] = {}
         self.overwritten: dict[Handle, Instruction] = {}
-        self.values: dict[str, list[Handle]] = {}
+        self.values: dict[str, list[tuple[str, Handle]]] = {}
 
     def reject_dead(self, user: Instruction, handle: Handle) -> None:
         """Raise ProgramError if ``handle`` was freed or its storage was overwritten."""
@@ -94,18 +112,37 @@ class _Uses:
             if handle in table:
                 raise _error(user, handle, f"was {what} by {table[handle].place()}")
 
+    def overwritten_by(self, user: Instruction) -> list[Handle]:
+        """Return the handles whose storage ``user`` writes to: it makes them invalid."""
+        if user.kind == "accumulate":
+            return list(user.operands[1:])
+        if user.message is not None and user.message.in_place:
+            return [user.operands[0]]
+        if user.kind not in ("update", "write"):
+            return []
+        # An update writes to all slots; a slot may be a view of another.
+        held = self.values.get(user.label, [])
+        return [handle for slot, handle in held if user.slot in ("", slot)]
+
     def note(self, user: Instruction) -> None:
         """Remember that ``user`` read its operands, and which handles it made invalid."""
         for handle in user.operands:
             self.readers.setdefault(handle, []).append(user)
-        if user.kind == "read":
-            self.values.setdefault(user.label, []).extend(user.results)
-        if user.kind == "accumulate" and len(user.operands) > 1:
-            self.overwritten[user.operands[1]] = user
-        if user.message is not None and user.message.in_place:
-            self.overwritten[user.operands[0]] = user
-        if user.kind == "update":
-            self.overwritten.update(dict.fromkeys(self.values.pop(user.label, []), user))
+        gone = self.overwritten_by(user)
+        self.overwritten.update(dict.fromkeys(gone, user))
+        if user.kind in ("update", "write"):
+            held = self.values.get(user.label, [])
+            self.values[user.label] = [entry for entry in held if entry[1] not in gone]
+        slot = user.slot or {"update": "value", "accumulate": "grad"}.get(user.kind)
+        if slot is not None and (user.kind != "accumulate" or _keeps_part(user)):
+            held = self.values.setdefault(user.label, [])
+            held += [(slot, handle) for handle in user.results]
+
+
+def _keeps_part(accumulate: Instruction) -> bool:
+    """Return whether an update writes to a part of a gradient that ranks have only summed."""
+    spec = accumulate.rank.home.bucket(accumulate.label).spec
+    return bool(spec.shard_axes) and not spec.grad_sharded
 
 
 def _check_order(instructions: list[Instruction]) -> None:
@@ -119,6 +156,9 @@ def _check_order(instructions: list[Instruction]) -> None:
         for handle in instruction.operands:
             uses.reject_dead(instruction, handle)
             _require_before(instruction, handle, handle.producer, clock, positions)
+        for handle in uses.overwritten_by(instruction):
+            for reader in uses.readers.get(handle, ()):
+                _require_before(instruction, handle, reader, clock, positions)
         for handle in instruction.freed:
             _check_free(instruction, handle, clock, positions, uses)
         uses.note(instruction)
@@ -170,14 +210,14 @@ def _require_before(
     """Raise ProgramError unless ``earlier`` happens before ``later``, whose clock is given."""
     if positions[earlier] <= clock.get(earlier.stream, -1):
         return
-    verb = "not ready" if earlier is handle.producer else "still in use"
+    verb = "is not ready" if earlier is handle.producer else "is still in use"
     where = f"{earlier.place()} on stream {earlier.stream}"
     why = f"{verb}: no event orders {where} before it on stream {later.stream}"
     raise _error(later, handle, why)
 
 
 def _error(user: Instruction, handle: Handle, why: str) -> ProgramError:
-    return ProgramError(f"{user.describe()}: operand of {handle.producer.place()} is {why}")
+    return ProgramError(f"{user.describe()}: operand of {handle.producer.place()} {why}")
 
 
 def _check_comms(instructions: list[Instruction]) -> None:
@@ -195,6 +235,28 @@ def _check_comms(instructions: list[Instruction]) -> None:
             )
         if instruction.rank.home.index == message.peer:
             raise ProgramError(f"{instruction.describe()}: peer expected another rank, got itself")
+
+
+def _check_derived(instructions: list[Instruction], facts: EntryFacts) -> None:
+    """Check that no compute slot is read between the update of its value and its next write."""
+    stale: dict[str, Instruction] = {}
+    written: set[str] = set()
+    for instruction in instructions:
+        name, kind = instruction.label, instruction.kind
+        if kind == "update" and instruction.rank.home.bucket(name).spec.compute_dtype is not None:
+            stale[name] = instruction
+        elif kind == "write":
+            stale.pop(name, None)
+            written.add(name)
+        elif kind == "read" and instruction.slot == "compute":
+            if name in stale:
+                raise ProgramError(
+                    f"{instruction.describe()}: slot compute is stale: expected a write after "
+                    f"{stale[name].place()}"
+                )
+            if name not in written:
+                facts.trusting.setdefault(name, instruction)
+    facts.stale.update(stale)
 
 
 def _collect(instructions: list[Instruction], coordinate: int, facts: EntryFacts) -> None:

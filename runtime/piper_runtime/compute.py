@@ -11,11 +11,11 @@ from piper_runtime.instruction import Handle
 from piper_runtime.optimizer import clip_factor
 from piper_runtime.state import Bucket
 
-__all__ = ["free", "nothing", "sumsq", "tangent", "total", "update"]
+__all__ = ["convert", "free", "nothing", "part", "sumsq", "tangent", "total", "update"]
 
 # Instructions whose results own their storage: others may return a bucket's or the batch's.
 OWNING_KINDS = frozenset(
-    {"run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "broadcast"}
+    ["run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "broadcast", "slice", "convert"]
 )
 
 
@@ -52,6 +52,21 @@ def sumsq(dtype: torch.dtype | None, device: torch.device, *tensors: Tensor) -> 
     if not norms:
         return torch.zeros((), dtype=dtype, device=device)
     return torch.stack(norms).square().sum()
+
+
+def part(dim: int, index: int, count: int, value: Tensor) -> Tensor:
+    """Return part ``index`` of ``count`` equal parts along ``dim``, as a new tensor."""
+    size = value.shape[dim]
+    if size % count:
+        raise ValueError(f"slice expected dim {dim} divisible by {count}, got {size}")
+    return value.narrow(dim, index * (size // count), size // count).clone(
+        memory_format=torch.contiguous_format
+    )
+
+
+def convert(dtype: torch.dtype, value: Tensor) -> Tensor:
+    """Return the values in ``dtype``, as a new tensor."""
+    return value.to(dtype, copy=True)
 
 
 def update(bucket: Bucket, clip: float | None, gradient: Tensor, *norm: Tensor) -> Tensor:

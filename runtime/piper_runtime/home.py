@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import Manifest
-from piper_runtime.mesh import Comm
+from piper_runtime.mesh import Comm, CommSpec, Mesh
 from piper_runtime.names import dtype_of
 from piper_runtime.program import LoadedProgram
 from piper_runtime.state import Bucket
@@ -22,7 +22,8 @@ class Home:
     """One rank: its place in the mesh, the file of its program, its communicators and buckets.
 
     ``peers`` are the world ranks that agree with this one on all manual axes, by coordinate;
-    ``loss_dtypes`` the dtypes of tangents by loss. With ``poison``, ``free`` overwrites values.
+    ``loss_dtypes`` the dtypes of tangents by loss; ``places`` its index along each axis of the mesh
+    and the size of that axis. With ``poison``, ``free`` overwrites values.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Home:
     loss_dtypes: Mapping[str, torch.dtype]
     device: torch.device
     poison: bool = False
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def bucket(self, name: str) -> Bucket:
         """Return a bucket that this rank holds; raises ProgramError."""
@@ -50,6 +52,13 @@ class Home:
         if comm is None:
             raise ProgramError(f"{self.name} expected a comm of {list(self.comms)}, got {name!r}")
         return comm
+
+    def place(self, axis: str) -> tuple[int, int]:
+        """Return the index of this rank along an axis and the axis' size; raises ProgramError."""
+        place = self.places.get(axis)
+        if place is None:
+            raise ProgramError(f"{self.name} expected an axis of {list(self.places)}, got {axis!r}")
+        return place
 
     def peer(self, coordinate: int) -> int:
         """Return the world rank at ``coordinate``; raises ProgramError."""
@@ -72,7 +81,7 @@ def make_home(
     manifest, mesh = loaded.manifest, loaded.manifest.mesh
     coordinate = mesh.coordinate(rank)
     comms = {
-        spec.name: Comm(spec.name, mesh.members(spec, rank))
+        spec.name: _comm(spec, mesh, rank)
         for spec in manifest.comms
         if coordinate in spec.coordinates
     }
@@ -86,7 +95,13 @@ def make_home(
         loss_dtypes=_loss_dtypes(manifest),
         device=device,
         poison=poison,
+        places={axis.name: (mesh.positions(rank)[axis.name], axis.size) for axis in mesh.axes},
     )
+
+
+def _comm(spec: CommSpec, mesh: Mesh, rank: int) -> Comm:
+    members = mesh.members(spec, rank)
+    return Comm(spec.name, members, tuple(mesh.index(member, spec.axes) for member in members))
 
 
 def _loss_dtypes(manifest: Manifest) -> dict[str, torch.dtype]:

@@ -108,7 +108,8 @@ class Instruction:
     It may start when all earlier instructions of its stream and all of ``waits`` are done.
     ``thunk`` maps operand values to the result (a tuple for several results); a communication
     instruction has a ``message`` instead and is performed by the transport. ``freed`` are the
-    handles that a free drops, and ``number`` counts the instructions of its program from 0.
+    handles that a free drops, ``slot`` is that of the bucket which a read or write is about, and
+    ``number`` counts the instructions of its program from 0.
     """
 
     rank: Rank
@@ -124,6 +125,7 @@ class Instruction:
     message: Message | None
     freed: tuple[Handle, ...] = ()
     number: int = -1
+    slot: str = ""
     hooks: tuple[Hook, ...] = ()
     done: bool = False
 

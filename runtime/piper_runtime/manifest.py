@@ -12,6 +12,7 @@ from piper_runtime.batch import InputSpec
 from piper_runtime.errors import ProgramError
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
+from piper_runtime.sharding import Shard
 
 __all__ = ["VERSION", "BucketSpec", "FlopsSpec", "Manifest", "MemorySpec", "StateSpec"]
 
@@ -45,8 +46,12 @@ class StateSpec:
 class BucketSpec:
     """Ordered states that share one flat tensor, and the coordinates that hold it.
 
-    ``numel`` counts elements of ``dtype``; ``grad_dtype`` is that of the flat main gradient, or
-    None for a bucket that has none.
+    ``numel`` counts the members' elements, of ``dtype``; ``grad_dtype`` is that of the flat main
+    gradient, or None for a bucket that has none. ``shard_axes`` are the axes, in mesh order, over
+    which the value is sharded: a rank holds one of equal consecutive parts of the flat tensor, whose
+    end is padded. ``compute_dtype`` is that of the slot that chunks read, derived from the value, or
+    None if they read the value. ``compute_sharded`` and ``grad_sharded`` say that these slots are
+    sharded as the value is; else they are whole, padding included.
     """
 
     name: str
@@ -55,6 +60,36 @@ class BucketSpec:
     dtype: str
     numel: int
     grad_dtype: str | None
+    shard_axes: tuple[str, ...] = ()
+    compute_dtype: str | None = None
+    compute_sharded: bool = False
+    grad_sharded: bool = False
+
+    def shards(self, mesh: Mesh) -> int:
+        """Return into how many parts the value is cut."""
+        return mesh.size(self.shard_axes)
+
+    def shard(self, mesh: Mesh, rank: int) -> Shard:
+        """Return the part that a rank holds."""
+        return Shard(self.numel, mesh.index(rank, self.shard_axes), self.shards(mesh))
+
+    def slot_dtype(self, slot: str) -> str | None:
+        """Return the dtype of slot value, compute or grad; None if the bucket does not have it."""
+        return {"value": self.dtype, "compute": self.compute_dtype, "grad": self.grad_dtype}[slot]
+
+    def slot_numel(self, slot: str, mesh: Mesh) -> int:
+        """Return the elements that a rank holds of slot value, compute or grad, if it exists."""
+        shard = Shard(self.numel, 0, self.shards(mesh))
+        flags = {"value": True, "compute": self.compute_sharded, "grad": self.grad_sharded}
+        return shard.part if flags[slot] else shard.padded
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the value is this rank's part of the compute slot, and has no memory of its own.
+
+        That is so if both have one dtype and the compute slot is whole.
+        """
+        return self.compute_dtype == self.dtype and not self.compute_sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +228,10 @@ def _parse_bucket(entry: Mapping[str, Any]) -> BucketSpec:
         dtype=entry["dtype"],
         numel=entry["numel"],
         grad_dtype=entry.get("grad_dtype"),
+        shard_axes=tuple(entry.get("shard_axes", ())),
+        compute_dtype=entry.get("compute_dtype"),
+        compute_sharded=entry.get("compute_sharded", False),
+        grad_sharded=entry.get("grad_sharded", False),
     )
 
 
@@ -246,6 +285,7 @@ def _check(manifest: Manifest) -> None:
             )
     for bucket in manifest.buckets:
         _check_bucket(bucket, states, coordinates)
+        _check_sharding(bucket, manifest.mesh)
 
 
 def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinates: int) -> None:
@@ -253,10 +293,11 @@ def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinat
     absent = [name for name in bucket.members if name not in states]
     if absent:
         raise ProgramError(f"{where} expected states as members, got {absent[0]!r}")
-    odd = [name for name in bucket.members if states[name].dtype != bucket.dtype]
+    known = dict.fromkeys(filter(None, (bucket.dtype, bucket.compute_dtype)))
+    odd = [name for name in bucket.members if states[name].dtype not in known]
     if odd:
         raise ProgramError(
-            f"{where} expected members of dtype {bucket.dtype}, "
+            f"{where} expected members of dtype {' or '.join(known)}, "
             f"got {odd[0]!r} of {states[odd[0]].dtype}"
         )
     numel = sum(states[name].numel for name in bucket.members)
@@ -267,3 +308,19 @@ def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinat
     outside = [holder for holder in bucket.holders if not 0 <= holder < coordinates]
     if outside:
         raise ProgramError(f"{where} expected holders below {coordinates}, got {outside[0]}")
+
+
+def _check_sharding(bucket: BucketSpec, mesh: Mesh) -> None:
+    where = f"bucket {bucket.name!r}"
+    manual = [axis.name for axis in mesh.axes if axis.role == "manual"]
+    axes = tuple(axis for axis in manual if axis in bucket.shard_axes)
+    if axes != bucket.shard_axes:
+        raise ProgramError(
+            f"{where} expected shard axes of {manual}, in this order and each once, "
+            f"got {list(bucket.shard_axes)}"
+        )
+    for slot, sharded in (("compute", bucket.compute_sharded), ("grad", bucket.grad_sharded)):
+        if sharded and not bucket.shard_axes:
+            raise ProgramError(f"{where} expected shard axes for its sharded slot {slot}, got none")
+        if sharded and bucket.slot_dtype(slot) is None:
+            raise ProgramError(f"{where} expected a dtype for its sharded slot {slot}, got none")

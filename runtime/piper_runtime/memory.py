@@ -33,7 +33,7 @@ __all__ = ["MemoryCount", "MemoryMeter", "MemoryReading"]
 Inputs = Sequence[Mapping[str, Tensor]]
 
 # Their results are the batch, or lie in a bucket.
-NOT_NEW = frozenset({"read", "input", "accumulate", "update"})
+NOT_NEW = frozenset({"read", "input", "accumulate", "update", "write"})
 
 
 @dataclass(frozen=True, slots=True)

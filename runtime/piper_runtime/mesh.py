@@ -46,10 +46,24 @@ class CommSpec:
 
 @dataclass(frozen=True, slots=True)
 class Comm:
-    """The communicator as one rank sees it: ``members`` are world ranks in ascending order."""
+    """The communicator as one rank sees it: ``members`` are world ranks in ascending order.
+
+    ``parts`` is the index of each member along the axes of the communicator: which part of a
+    scattered tensor it gets. Members at several coordinates share parts. By default all differ.
+    """
 
     name: str
     members: tuple[int, ...]
+    parts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Number the parts if that was not done."""
+        object.__setattr__(self, "parts", self.parts or tuple(range(len(self.members))))
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts a tensor is scattered."""
+        return 1 + max(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,15 @@ class Mesh:
         """Return the lowest rank at ``coordinate``."""
         ranks = range(self.world_size)
         return next(rank for rank in ranks if self.coordinate(rank) == coordinate)
+
+    def owner(self, coordinate: int, names: Iterable[str], index: int) -> int:
+        """Return the lowest rank at ``coordinate`` whose index along the named axes is ``index``."""
+        axes = tuple(names)
+        return next(
+            rank
+            for rank in range(self.world_size)
+            if self.coordinate(rank) == coordinate and self.index(rank, axes) == index
+        )
 
     def peers(self, rank: int) -> tuple[int, ...]:
         """Return, by coordinate, the ranks that agree with ``rank`` on all manual axes."""

@@ -19,7 +19,7 @@ from piper_runtime.manifest import Manifest
 from piper_runtime.optimizer import OptimizerFactory
 from piper_runtime.tensorfile import load_tensors, save_tensors
 
-__all__ = ["Program", "chunk", "content_hash"]
+__all__ = ["Program", "chunk", "content_hash", "flatten"]
 
 MANIFEST = "manifest.json"
 KERNELS = "kernels.py"
@@ -30,8 +30,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def chunk(*, results: int) -> Callable[[Function], Function]:
     """Mark a function of a rank program as a chunk that returns ``results`` values.
 
-    A value is a tensor, or a tuple of member gradients in bucket order (a pack). With no results
-    the function returns None, with one the value itself, else a tuple.
+    A value is a tensor, or a tuple of member gradients in bucket order (a pack) that is accumulated
+    and not reduced before; what a collective takes is made by ``flatten``. With no results the
+    function returns None, with one the value itself, else a tuple.
     """
 
     def mark(function: Function) -> Function:
@@ -39,6 +40,20 @@ def chunk(*, results: int) -> Callable[[Function], Function]:
         return function
 
     return mark
+
+
+def flatten(*parts: Tensor, numel: int) -> Tensor:
+    """Return the elements of tensors of one dtype one behind the other, then zeros to ``numel``.
+
+    A single tensor of that many is not copied, but viewed.
+    """
+    missing = numel - sum(part.numel() for part in parts)
+    if missing < 0:
+        raise ValueError(f"flatten expected at most {numel} elements, got {numel - missing}")
+    if len(parts) == 1 and not missing:
+        return parts[0].reshape(-1)
+    flat = [part.reshape(-1) for part in parts]
+    return torch.cat([*flat, parts[0].new_zeros(missing)] if missing else flat)
 
 
 def content_hash(texts: Mapping[str, str]) -> str:

@@ -48,9 +48,23 @@ class Rank:
     # Values that enter and leave.
 
     def read(self, bucket: str, *, slot: str = "value", after: Events = ()) -> Handle:
-        """Return the flat tensor of a bucket as it is at entry; ``slot`` is value or grad."""
-        thunk = partial(self.home.bucket(bucket).slot, slot)
-        return self._compute("read", bucket, thunk, after=after)
+        """Return the flat tensor of a bucket as it is now: ``slot`` value, compute or grad."""
+        held = self.home.bucket(bucket)
+        held.check_slot(slot)
+        thunk = partial(held.slot, slot)
+        return self._compute("read", bucket, thunk, after=after, slot=slot)
+
+    def write(
+        self, bucket: str, value: Handle, *, slot: str = "compute", after: Events = ()
+    ) -> None:
+        """Set the compute slot of a bucket, in place, to what was derived from its new value."""
+        held = self.home.bucket(bucket)
+        held.check_slot(slot)
+        if slot != "compute":
+            raise ProgramError(f"write of {bucket!r} expected slot compute, got {slot!r}")
+        self._enqueue(
+            "write", COMPUTE, bucket, None, (value,), 0, after, held.write, None, slot=slot
+        )
 
     def input(self, name: str, *, mb: int, after: Events = ()) -> Handle:
         """Return input ``name`` of microbatch ``mb``."""
@@ -111,12 +125,24 @@ class Rank:
         thunk = partial(compute.sumsq, wanted, self.home.device)
         return self._compute("sumsq", "", thunk, operands, after=after)
 
+    def slice(self, value: Handle, *, axis: str, dim: int = 0, after: Events = ()) -> Handle:
+        """Return this rank's own of equal parts along ``dim``, one per rank along a mesh axis."""
+        index, count = self.home.place(axis)
+        thunk = partial(compute.part, dim, index, count)
+        return self._compute("slice", axis, thunk, (value,), after=after)
+
+    def convert(self, value: Handle, *, dtype: str, after: Events = ()) -> Handle:
+        """Return the values in another dtype."""
+        thunk = partial(compute.convert, dtype_of(dtype))
+        return self._compute("convert", dtype, thunk, (value,), after=after)
+
     def accumulate(
         self, bucket: str, contribution: Handle, *, onto: Handle | None = None, after: Events = ()
     ) -> Handle:
         """Add a pack or flat tensor into the bucket's flat main gradient, and return that.
 
-        Without ``onto`` the gradient is overwritten; with it, ``onto`` becomes invalid.
+        A flat tensor is of the gradient's size. Without ``onto`` the gradient is overwritten; with
+        it, ``onto`` becomes invalid.
         """
         operands = (contribution,) if onto is None else (contribution, onto)
         thunk = self.home.bucket(bucket).accumulate
@@ -131,9 +157,9 @@ class Rank:
         clip: float | None = None,
         after: Events = (),
     ) -> Handle:
-        """Step the bucket's optimizer and return the new flat value.
+        """Step the bucket's optimizer and return the new flat value: this rank's part of it.
 
-        ``norm`` is the SUM OF SQUARES of all gradients; with ``clip`` the gradient is scaled by
+        ``gradient`` is flat and of the value's size. ``norm`` is the SUM OF SQUARES of all gradients; with ``clip`` the gradient is scaled by
         ``min(1, clip / (sqrt(norm) + 1e-6))`` first.
         """
         if clip is not None and norm is None:
@@ -215,7 +241,11 @@ class Rank:
         mb: int | None = None,
         after: Events = (),
     ) -> tuple[Handle, Instruction]:
-        """Concatenate the members' tensors along ``dim``, in rank order."""
+        """Concatenate the members' tensors along ``dim``, in rank order, to a new tensor.
+
+        Rank order is row-major in the mesh, so parts of a bucket that is sharded over the axes of
+        ``comm`` make up the whole. The communicator is of one coordinate.
+        """
         message = Message(self.home.comm(comm), dim=dim)
         results, event = self._enqueue(
             "all_gather", stream, comm, mb, (value,), 1, after, None, message
@@ -232,7 +262,11 @@ class Rank:
         mb: int | None = None,
         after: Events = (),
     ) -> tuple[Handle, Instruction]:
-        """Sum over the members and keep this member's equal part along ``dim``."""
+        """Sum over the members and keep this member's equal part along ``dim``, a new tensor.
+
+        There are as many parts as ranks along the axes of ``comm``; of a communicator of several
+        coordinates, members at one place of these axes get the same part.
+        """
         message = Message(self.home.comm(comm), dim=dim)
         results, event = self._enqueue(
             "reduce_scatter", stream, comm, mb, (value,), 1, after, None, message
@@ -267,12 +301,14 @@ class Rank:
         *,
         mb: int | None = None,
         after: Events = (),
+        slot: str = "",
     ) -> Handle:
         """Enqueue an instruction of the compute stream with one result."""
         line = sys._getframe(2).f_lineno
-        return self._enqueue(kind, COMPUTE, label, mb, operands, 1, after, thunk, None, line=line)[
-            0
-        ][0]
+        results, _ = self._enqueue(
+            kind, COMPUTE, label, mb, operands, 1, after, thunk, None, line=line, slot=slot
+        )
+        return results[0]
 
     def _enqueue(
         self,
@@ -288,6 +324,7 @@ class Rank:
         *,
         line: int = 0,
         freed: tuple[Handle, ...] = (),
+        slot: str = "",
     ) -> tuple[tuple[Handle, ...], Instruction]:
         """Submit an instruction of the program line that called the method.
 
@@ -296,7 +333,7 @@ class Rank:
         results = tuple([Handle() for _ in range(num_results)])
         instruction = Instruction(
             self, kind, stream, label, line or sys._getframe(2).f_lineno, microbatch,
-            operands, results, tuple(after), thunk, message, freed, self._number,
+            operands, results, tuple(after), thunk, message, freed, self._number, slot,
         )  # fmt: skip
         self._number += 1
         for handle in results:

@@ -15,6 +15,7 @@ from piper_runtime.movement import Packing, PartError, movement_for
 from piper_runtime.names import dtype_name, dtype_of
 from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from piper_runtime.program import Program
+from piper_runtime.sharding import Shard, pad
 
 __all__ = ["Bucket", "Init", "Weights", "flat_value", "make_buckets"]
 
@@ -22,22 +23,66 @@ Init = Callable[[str, tuple[int, ...], torch.dtype, torch.Generator], Tensor]
 
 
 class Bucket:
-    """One bucket on one rank: a flat value, a flat main gradient made at first use, an optimizer.
+    """One bucket on one rank: its slots, and the optimizer of its value.
 
-    ``value`` is 1-D of the bucket's dtype, ``grad`` 1-D of its gradient dtype.
+    ``value``, what the optimizer updates, is 1-D of the bucket's dtype: all elements, or this
+    rank's ``shard`` of them. ``compute``, what chunks read, is None if that is the value; if it is
+    whole and of the value's dtype, the value is this rank's part of it, as a view, so that a
+    parameter is there once. ``grad``, 1-D of the gradient dtype, is made at first use.
+
+    Whole slots of a sharded bucket, and parts, have zeros at the end; see ``sharding``.
     """
 
-    __slots__ = ("_main", "_movement", "_optimizer", "_parameters", "members", "spec", "value")
+    __slots__ = (
+        "_grad", "_movement", "_optimizer", "_own_grads", "_parameters", "_pieces", "_places",
+        "compute", "members", "shard", "spec", "value",
+    )  # fmt: skip
 
-    def __init__(self, spec: BucketSpec, members: Sequence[StateSpec], value: Tensor) -> None:
-        """Take ``value`` as the bucket's own storage."""
+    def __init__(
+        self,
+        spec: BucketSpec,
+        members: Sequence[StateSpec],
+        value: Tensor,
+        *,
+        shard: Shard | None = None,
+        compute: Tensor | None = None,
+    ) -> None:
+        """Take ``value`` and ``compute`` as the bucket's own storage; by default it is whole."""
         self.spec = spec
         self.members = tuple(members)
+        self.shard = Shard(spec.numel) if shard is None else shard
         self.value = value
-        self._main: Packing | None = None
+        self.compute = compute
+        self._grad: Tensor | None = None
+        self._places: Packing | None = None
         self._movement = movement_for(value.device)
         self._optimizer: torch.optim.Optimizer | None = None
         self._parameters: list[nn.Parameter] = []
+        self._pieces = tuple(self.shard.pieces(self._shapes))
+        self._own_grads: Sequence[Tensor] = ()
+
+    @classmethod
+    def make(
+        cls,
+        spec: BucketSpec,
+        members: Sequence[StateSpec],
+        whole: Tensor,
+        *,
+        shard: Shard,
+        device: torch.device,
+    ) -> Bucket:
+        """Return a bucket whose first value is the rank's part of ``whole``, without padding."""
+        whole = pad(whole, shard.padded)
+        part, compute = shard.of(whole), None
+        if spec.compute_dtype is not None:
+            derived = part if spec.compute_sharded else whole
+            compute = derived.to(device, dtype_of(spec.compute_dtype), copy=True)
+        if spec.is_view:
+            assert compute is not None
+            value = shard.of(compute)
+        else:
+            value = part.to(device, copy=True)
+        return cls(spec, members, value, shard=shard, compute=compute)
 
     @property
     def trainable(self) -> bool:
@@ -46,20 +91,35 @@ class Bucket:
 
     @property
     def grad(self) -> Tensor:
-        """The flat main gradient; zeros before the first accumulation."""
-        return self._main_gradient.flat
+        """The flat main gradient; zeros before the first accumulation.
+
+        After an update, this rank's part of it holds what the update was given.
+        """
+        if self._grad is None:
+            numel = self.shard.part if self.spec.grad_sharded else self.shard.padded
+            dtype = dtype_of(self.spec.grad_dtype or self.spec.dtype)
+            self._grad = torch.zeros(numel, dtype=dtype, device=self.value.device)
+        return self._grad
 
     @property
-    def _main_gradient(self) -> Packing:
-        """The main gradient with the members' places in it, made when it is first asked for."""
-        if self._main is None:
-            dtype = dtype_of(self.spec.grad_dtype or self.spec.dtype)
-            flat = torch.zeros(self.spec.numel, dtype=dtype, device=self.value.device)
-            self._main = self._packing(flat)
-        return self._main
+    def own_grad(self) -> Tensor:
+        """This rank's part of the main gradient: as many elements as the value."""
+        return self.grad if self.spec.grad_sharded else self.shard.of(self.grad)
+
+    @property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [member.shape for member in self.members]
 
     def _packing(self, flat: Tensor) -> Packing:
-        return Packing(flat, [member.shape for member in self.members])
+        """Return the members' places in a whole flat tensor."""
+        return Packing(flat[: self.shard.numel], self._shapes)
+
+    def check_slot(self, name: str) -> None:
+        """Raise ProgramError for a slot that the bucket does not have."""
+        known = ["value", *(["compute"] if self.spec.compute_dtype else []), "grad"]
+        if name not in known:
+            wanted = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise ProgramError(f"slot of {self.spec.name!r} expected {wanted}, got {name!r}")
 
     def num_bytes(self) -> tuple[int, int]:
         """Return the bytes of value and main gradient, and those that the optimizer keeps.
@@ -72,48 +132,84 @@ class Bucket:
         return self.value.nbytes + main, sum(tensor.nbytes for tensor in tensors)
 
     def slot(self, name: str) -> Tensor:
-        """Return the flat tensor of slot ``value`` or ``grad``."""
-        if name not in ("value", "grad"):
-            raise ProgramError(f"slot of {self.spec.name!r} expected value or grad, got {name!r}")
+        """Return the flat tensor of slot ``value``, ``compute`` or ``grad``."""
+        self.check_slot(name)
+        if name == "compute":
+            assert self.compute is not None
+            return self.compute
         return self.value if name == "value" else self.grad
 
+    def write(self, value: Tensor) -> None:
+        """Set the compute slot."""
+        assert self.compute is not None
+        if (value.shape, value.dtype) != (self.compute.shape, self.compute.dtype):
+            want = f"{self.compute.dtype} of shape {tuple(self.compute.shape)}"
+            got = f"{value.dtype} of {tuple(value.shape)}"
+            raise ValueError(f"slot compute of {self.spec.name!r} expected {want}, got {got}")
+        self.compute.copy_(value)
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the members' views of a flat tensor by name, in bucket order."""
+        """Return the members' views of a whole flat tensor by name, in bucket order."""
         names = (member.name for member in self.members)
         return dict(zip(names, self._packing(flat).parts, strict=True))
 
     def accumulate(self, contribution: Tensor | tuple[Tensor, ...], *onto: Tensor) -> Tensor:
         """Write a pack or flat tensor into the main gradient, or add it if ``onto`` is given."""
-        into, parts = self._main_gradient, contribution
+        grad, parts = self.grad, contribution
         if isinstance(parts, Tensor):
-            into, parts = Packing(into.flat, [into.flat.shape]), (parts.reshape(-1),)
+            places, parts = Packing(grad, [grad.shape]), (parts.reshape(-1),)
+        elif self.spec.grad_sharded:
+            raise ValueError(
+                f"gradient of {self.spec.name!r} expected a reduced part of shape "
+                f"{tuple(grad.shape)}, got a pack of whole members"
+            )
+        else:
+            places = self._places = self._places or self._packing(grad)
         try:
-            self._movement.pack(parts, into, add=bool(onto))
+            self._movement.pack(parts, places, add=bool(onto))
         except PartError as error:
             raise ValueError(f"gradient of {self.spec.name!r} {error.expectation}") from None
-        return into.flat
+        return grad
 
     def make_optimizer(self, factory: OptimizerFactory) -> None:
-        """Make the optimizer of the members, as parameters that view the flat value."""
-        self._parameters = [nn.Parameter(view) for view in self.views(self.value).values()]
-        self._optimizer = make_optimizer(factory, self._parameters)
+        """Make the optimizer of what this rank holds, as parameters that view the flat value.
+
+        A member that is not whole here is a parameter of the elements that are, with as many dims
+        as the member, so that a factory which looks at these treats the pieces alike.
+        """
+        self._parameters = [nn.Parameter(part) for part in self._piece_views(self.value)]
+        # A rank without any element has an optimizer of nothing, so that all refuse the same.
+        nothing = [nn.Parameter(self.value[:0])]
+        self._optimizer = make_optimizer(factory, self._parameters or nothing)
 
     def update(self, gradient: Tensor, factor: Tensor | None) -> Tensor:
-        """Step the optimizer with ``gradient * factor``; ``grad`` then holds ``gradient``."""
+        """Step the optimizer with ``gradient * factor``; ``own_grad`` then holds ``gradient``."""
         if self._optimizer is None:
             raise ProgramError(f"update of {self.spec.name!r} expected an optimizer, got none")
-        grad = self.grad
-        if gradient is not grad:
-            grad.copy_(gradient.reshape(-1))
-        scaled = grad if factor is None else grad * factor
-        scaled = scaled.to(self.value.dtype)
-        packed = self._main_gradient if scaled is grad else self._packing(scaled)
-        for parameter, part in zip(self._parameters, packed.parts, strict=True):
+        if gradient.numel() != self.value.numel():
+            raise ValueError(
+                f"gradient of {self.spec.name!r} expected {self.value.numel()} elements as the "
+                f"value, got {gradient.numel()}"
+            )
+        own = self.own_grad
+        if gradient is not own:
+            own.copy_(gradient.reshape(-1))
+        scaled = (own if factor is None else own * factor).to(self.value.dtype)
+        if scaled is own:
+            parts = self._own_grads = self._own_grads or self._piece_views(own)
+        else:
+            parts = self._piece_views(scaled)
+        for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
         return self.value
+
+    def _piece_views(self, part: Tensor) -> Sequence[Tensor]:
+        """Return the pieces of members in this rank's part of a flat tensor."""
+        shapes = [piece.shape for piece in self._pieces]
+        return Packing(part[: self.shard.filled], shapes).parts
 
 
 class Weights:
@@ -164,11 +260,17 @@ class Weights:
 
 
 def make_buckets(
-    manifest: Manifest, weights: Weights, coordinates: Mapping[int, int], device: torch.device
+    manifest: Manifest,
+    weights: Weights,
+    coordinates: Mapping[int, int],
+    device: torch.device,
+    *,
+    look: Callable[[str, Tensor], None] | None = None,
 ) -> dict[int, dict[str, Bucket]]:
     """Return, per rank of ``coordinates`` (rank to coordinate), the buckets that it holds.
 
-    Each whole tensor is made once, and copied to every rank that holds it.
+    Each whole tensor is made once; every rank that holds it, or a part of it, copies that. ``look``
+    is shown the name and the whole first value of every bucket.
     """
     buckets: dict[int, dict[str, Bucket]] = {rank: {} for rank in coordinates}
     for spec in manifest.buckets:
@@ -177,8 +279,11 @@ def make_buckets(
             continue
         members = [manifest.state(name) for name in spec.members]
         flat = flat_value(spec, members, weights)
+        if look is not None:
+            look(spec.name, flat)
         for rank in holders:
-            buckets[rank][spec.name] = Bucket(spec, members, flat.to(device, copy=True))
+            shard = spec.shard(manifest.mesh, rank)
+            buckets[rank][spec.name] = Bucket.make(spec, members, flat, shard=shard, device=device)
     return buckets
 
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from piper_runtime import batch as batches
 from piper_runtime.check import make_checker
-from piper_runtime.checks import EntryFacts, check_entry_point
+from piper_runtime.checks import EntryFacts, check_calls, check_entry_point
 from piper_runtime.errors import ProgramError
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.gaps import Summary
@@ -32,12 +33,13 @@ from piper_runtime.program import Program
 from piper_runtime.progress import tell
 from piper_runtime.rank import Rank
 from piper_runtime.result import StepResult, peak_resident
-from piper_runtime.state import Bucket, Init, Weights, make_buckets
+from piper_runtime.state import Init, Weights, make_buckets
 from piper_runtime.stepper import Stepper
 from piper_runtime.tensorfile import tensor_bytes
 from piper_runtime.transports import Transport, transport_from
 from piper_runtime.transports.local import LocalTransport
 from piper_runtime.watch import Watch
+from piper_runtime.whole import gather_buckets
 from piper_runtime.windows import Steps, Submit
 
 __all__ = ["Trainer"]
@@ -103,6 +105,7 @@ class Trainer:
         self._facts = {
             name: check_entry_point(self._loaded, name) for name in manifest.entry_points
         }
+        check_calls(self._facts.values())
         self._fault = arm(fault, self._loaded)
         self.transport.start(manifest)
         self._meter = MemoryMeter(manifest, self.transport)
@@ -120,7 +123,16 @@ class Trainer:
             coordinates=set(coordinates.values()),
             say=tell if 0 in self.transport.ranks else None,
         )
-        buckets = make_buckets(manifest, weights, coordinates, self.transport.device)
+        digests: dict[str, str] = {}
+        buckets = make_buckets(
+            manifest,
+            weights,
+            coordinates,
+            self.transport.device,
+            look=None
+            if self._is_local
+            else lambda name, flat: digests.update({name: _digest([flat])}),
+        )
         self._homes = {
             rank: make_home(
                 self._loaded,
@@ -133,7 +145,7 @@ class Trainer:
         }
         self._loose = _loose_states(self.program, weights)
         self._make_optimizers(optimizer or self.program.optimizer)
-        self._check_replicas()
+        self._check_replicas(digests)
         if 0 in self.transport.ranks:
             print(f"piper: {self.transport.describe(manifest.mesh)}", file=sys.stderr)
 
@@ -250,15 +262,30 @@ class Trainer:
         """
         if not self.steps:
             raise RuntimeError("gradients expected a step before, got none")
-        accumulated = self._facts["train"].accumulated
-        specs = [spec for spec in self._manifest.buckets if spec.name in accumulated]
-        return self._gather_slot(specs, "grad")
+        facts = self._facts["train"]
+        specs = [spec for spec in self._manifest.buckets if spec.name in facts.accumulated]
+        for spec in specs:
+            if spec.shard_axes and not spec.grad_sharded and spec.name not in facts.updated:
+                raise RuntimeError(
+                    f"gradients expected an update of {spec.name!r}, which keeps the part of its "
+                    "gradient that a rank gets from a reduction, got none in the program"
+                )
+        return self._gather(specs, "grad")
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return parameters and buffers by every name, as copies on the CPU, on every rank."""
-        states = self._gather_slot(list(self._manifest.buckets), "value") | self._loose
-        constants = {state.name for state in self._manifest.states if state.kind == "constant"}
-        return {name: tensor for name, tensor in states.items() if name not in constants}
+        """Return parameters and buffers by every name, as copies on the CPU, on every rank.
+
+        They are whole, and of the model's dtype: a value that is kept in a wider one is rounded.
+        Every process calls this, since ranks may hold parts.
+        """
+        states = self._gather(self._manifest.buckets, "value") | self._loose
+        return {
+            name: value
+            for state in self._manifest.states
+            if state.kind != "constant"
+            for value in [states[state.name].to(dtype_of(state.dtype))]
+            for name in state.names
+        }
 
     @property
     def checked(self) -> Summary | None:
@@ -345,29 +372,20 @@ class Trainer:
                     )
                 bucket.make_optimizer(factory)
 
-    def _gather_slot(self, specs: list[BucketSpec], slot: str) -> dict[str, Tensor]:
-        """Return a slot of every bucket from its first holder, by the members' every name."""
-        mesh, found = self._manifest.mesh, {}
-        for spec in specs:
-            owner = mesh.first_rank(spec.holders[0])
-            members = [self._manifest.state(name) for name in spec.members]
-            dtype = dtype_of((slot == "grad" and spec.grad_dtype) or spec.dtype)
-            flat = torch.empty(spec.numel, dtype=dtype)
-            if owner in self._homes:
-                flat.copy_(self._homes[owner].bucket(spec.name).slot(slot))
-            bucket = Bucket(spec, members, self.transport.broadcast(flat, owner=owner))
-            for member, view in zip(members, bucket.views(bucket.value).values(), strict=True):
-                found.update(dict.fromkeys(member.names, view))
-        return found
+    def _gather(self, specs: Sequence[BucketSpec], slot: str) -> dict[str, Tensor]:
+        """Return a slot of buckets, whole, by the members' every name."""
+        return gather_buckets(
+            specs, slot, manifest=self._manifest, homes=self._homes, transport=self.transport
+        )
 
     # Agreement between processes.
 
-    def _check_replicas(self) -> None:
-        """Raise ValueError if ranks that hold one bucket start from different values."""
+    def _check_replicas(self, digests: Mapping[str, str]) -> None:
+        """Raise ValueError if ranks that hold one bucket, or parts of it, start from different
+        whole values, of which ``digests`` has those of this process.
+        """
         if self._is_local:
             return
-        held = self._homes[self._first].buckets
-        digests = {name: _digest([bucket.value]) for name, bucket in held.items()}
         first: dict[str, tuple[int, str]] = {}
         for rank, theirs in enumerate(self.transport.gather(digests)):
             for name, digest in theirs.items():

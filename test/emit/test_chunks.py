@@ -50,7 +50,7 @@ def lines(bucket: str, *used: int) -> list[str]:
         used_types=", ".join(types[i] for i in used),
     )
     symbols = Symbols(ir.Module.parse(text))
-    emitted = emit_chunk(symbols.chunks["layer.0$F"], symbols.members)
+    emitted = emit_chunk(symbols.chunks["layer.0$F"], symbols)
     return [line.strip() for line in emitted.splitlines()[2:]]
 
 
@@ -86,4 +86,4 @@ def test_an_op_that_rank_programs_cannot_hold_is_refused() -> None:
     symbols = Symbols(ir.Module.parse(text))
     message = r"@layer.0\$F expected unpack, .* which rank programs can hold, got piper.convert"
     with pytest.raises(ValueError, match=message):
-        emit_chunk(symbols.chunks["layer.0$F"], symbols.members)
+        emit_chunk(symbols.chunks["layer.0$F"], symbols)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 
+from piper.emit.layouts import is_flat_pack
 from piper.emit.locations import describe
 from piper.emit.names import Namer, identifier
+from piper.emit.symbols import Symbols
 from piper.mlir import ir
 
 __all__ = ["emit_chunk"]
 
-Members = Mapping[str, tuple[str, ...]]
 
-
-def emit_chunk(chunk: ir.Operation, members: Members) -> str:
-    """Return the text of the function for a ``piper.chunk``; ``members`` lists states by bucket."""
-    return "\n".join(_Function(chunk, members).lines())
+def emit_chunk(chunk: ir.Operation, symbols: Symbols) -> str:
+    """Return the text of the function for a ``piper.chunk`` of a module with these symbols."""
+    return "\n".join(_Function(chunk, symbols).lines())
 
 
 class _Function:
     """One function being written."""
 
-    def __init__(self, chunk: ir.Operation, members: Members) -> None:
-        self._chunk, self._members = chunk, members
+    def __init__(self, chunk: ir.Operation, symbols: Symbols) -> None:
+        self._chunk, self._symbols = chunk, symbols
         self._symbol = ir.StringAttr(chunk.attributes["sym_name"]).value
         self._block = chunk.regions[0].blocks[0]
         self._namer = Namer()
@@ -51,8 +51,7 @@ class _Function:
             case "piper.launch":
                 yield self._launch(op)
             case "piper.pack":
-                members = "".join(f"{self._names[operand]}, " for operand in op.operands)
-                yield f"{self._bind(op.results[0], 'g')} = ({members.rstrip()})"
+                yield self._pack(op)
             case "piper.relabel":
                 self._names[op.results[0]] = self._names[op.operands[0]]
             case "piper.return":
@@ -68,25 +67,36 @@ class _Function:
         """Yield the lines that name the members which are used: views of the flat tensor.
 
         Several are made by one split, which costs less than a slice each; their shape is given
-        where they are read.
+        where they are read. Behind the members the tensor may have padding.
         """
         flat = self._names[op.operands[0]]
         bucket = ir.FlatSymbolRefAttr(op.attributes["bucket"]).value
-        sizes = [prod(ir.RankedTensorType(member.type).shape) for member in op.results]
+        sizes = [_numel(member) for member in op.results]
         used = [_is_used(member) for member in op.results]
+        members = zip(self._symbols.members[bucket], op.results, used, strict=True)
         names = [
             self._bind(member, "_".join(state.split(".")[-2:])) if is_used else "_"
-            for state, member, is_used in zip(self._members[bucket], op.results, used, strict=True)
+            for state, member, is_used in members
         ]
+        padding = _numel(op.operands[0]) - sum(sizes)
         if sum(used) > 1:
-            yield f"{', '.join(names)} = {flat}.split_with_sizes({sizes})"
+            targets, parts = ([*names, "_"], [*sizes, padding]) if padding else (names, sizes)
+            yield f"{', '.join(targets)} = {flat}.split_with_sizes({parts})"
             for name, member in zip(names, op.results, strict=True):
                 self._names[member] = _shaped(name, member)
         elif any(used):
             index = used.index(True)
             start, end = sum(sizes[:index]), sum(sizes[: index + 1])
-            part = flat if len(sizes) == 1 else f"{flat}[{start}:{end}]"
+            part = flat if len(sizes) == 1 and not padding else f"{flat}[{start}:{end}]"
             yield f"{names[index]} = {_shaped(part, op.results[index])}"
+
+    def _pack(self, op: ir.Operation) -> str:
+        """Return the line that makes a tuple to accumulate, or a flat tensor for a collective."""
+        members = ", ".join(self._names[operand] for operand in op.operands)
+        name = self._bind(op.results[0], "g")
+        if is_flat_pack(op, self._symbols):
+            return f"{name} = flatten({members}, numel={_numel(op.results[0])})"
+        return f"{name} = ({members},)"
 
     def _launch(self, op: ir.Operation) -> str:
         kernel = identifier(ir.FlatSymbolRefAttr(op.attributes["kernel"]).value)
@@ -97,6 +107,10 @@ class _Function:
 
 def _is_used(value: ir.Value[ir.Type]) -> bool:
     return next(iter(value.uses), None) is not None
+
+
+def _numel(value: ir.Value[ir.Type]) -> int:
+    return prod(ir.RankedTensorType(value.type).shape)
 
 
 def _shaped(flat: str, member: ir.Value[ir.Type]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from piper_runtime.program import content_hash
 
 from piper.emit.flops import count_flops
+from piper.emit.layouts import axes_of_kind
 from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
@@ -112,21 +113,32 @@ def _state(state: ir.Operation) -> dict[str, Any]:
 
 def _bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
     members = symbols.members[name_of(bucket)]
-    holders = next(
-        state.attributes["holders"]
-        for state in symbols.all("state")
-        if name_of(state) == members[0]
-    )
-    value = _tensor(ir.TypeAttr(bucket.attributes["value"]).value)
-    grad = bucket.attributes.get("grad")
+    states = [symbols.states[member] for member in members]
+    types = {name: ir.TypeAttr(bucket.attributes[name]).value for name in _slots(bucket)}
+    dtypes = {name: _tensor(type_)["dtype"] for name, type_ in types.items()}
+    sharded = {name: axes_of_kind(type_, "shard(0)") for name, type_ in types.items()}
+    for name, axes in sharded.items():
+        if axes not in ([], sharded["value"]):
+            raise ValueError(
+                f"{name_of(bucket)} expected slot {name} whole or sharded over "
+                f"{sharded['value']} as its value, got it sharded over {axes}"
+            )
     return {
         "name": name_of(bucket),
         "members": list(members),
-        "holders": list(ir.DenseI64ArrayAttr(holders)),
-        "dtype": value["dtype"],
-        "numel": prod(value["shape"]),
-        "grad_dtype": None if grad is None else _tensor(ir.TypeAttr(grad).value)["dtype"],
+        "holders": list(ir.DenseI64ArrayAttr(states[0].attributes["holders"])),
+        "dtype": dtypes["value"],
+        "numel": sum(prod(_state(state)["shape"]) for state in states),
+        "grad_dtype": dtypes.get("grad"),
+        "shard_axes": sharded["value"],
+        "compute_dtype": dtypes.get("compute"),
+        "compute_sharded": bool(sharded.get("compute")),
+        "grad_sharded": bool(sharded.get("grad")),
     }
+
+
+def _slots(bucket: ir.Operation) -> list[str]:
+    return [name for name in ("value", "compute", "grad") if name in bucket.attributes]
 
 
 def _comm(comm: ir.Operation, symbols: Symbols) -> dict[str, Any]:

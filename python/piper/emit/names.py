@@ -12,7 +12,7 @@ from piper.mlir import ir
 
 __all__ = ["Namer", "identifier", "torch_name"]
 
-_RESERVED = {"r", "k", "chunk"}
+_RESERVED = {"r", "k", "chunk", "flatten"}
 
 
 def identifier(symbol: str) -> str:

@@ -22,7 +22,7 @@ operands, then, as a comment, the cell of the schedule, the source line, the mod
 directive behind it. `k` holds the kernels.
 """
 
-from piper_runtime.program import chunk
+from piper_runtime.program import {names}
 
 from . import kernels as k
 '''
@@ -47,11 +47,12 @@ def _emit_program(at: int, entries: Sequence[Mapping[str, Any]], symbols: Symbol
     title = f"Rank program of coordinate {at}" if symbols.axis else "Rank program"
     if symbols.axis:
         title += f" of axis {symbols.axis}"
-    parts = [_HEADER.format(title=f"{title}.")]
     used = {row["chunk"]: None for entry in entries for row in entry["rows"] if row["op"] == "run"}
-    parts += [emit_chunk(symbols.chunks[name], symbols.members) for name in used]
-    parts += ["\n".join(_EntryPoint(entry, symbols).lines()) for entry in entries]
-    return "\n\n".join(parts) + "\n"
+    chunks = [emit_chunk(symbols.chunks[name], symbols) for name in used]
+    flat = any("flatten(" in text for text in chunks)
+    header = _HEADER.format(title=f"{title}.", names="chunk, flatten" if flat else "chunk")
+    entry_points = ["\n".join(_EntryPoint(entry, symbols).lines()) for entry in entries]
+    return "\n\n".join([header, *chunks, *entry_points]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class _EntryPoint:
         self._program, self._symbols = program, symbols
         self._namer = Namer()
         self._names: dict[int, str] = {}
+        rows = program["rows"]
+        self._used = {value for row in rows if row["op"] != "free" for value in row["in"]}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the function."""
@@ -151,7 +154,24 @@ class _EntryPoint:
             arguments.append(f"norm={self._names[row['norm']]}")
         if "clip" in row:
             arguments.append(f"clip={row['clip']!r}")
-        return _Call("update", [*arguments, *self._after(row)])
+        [value] = row["out"]
+        names = [self._bind(value, f"new_{row['bucket']}")] if value in self._used else []
+        return _Call("update", [*arguments, *self._after(row)], names)
+
+    def _write(self, row: Row) -> _Call:
+        arguments = [repr(row["symbol"]), *self._inputs(row), f"slot={row['slot']!r}"]
+        return _Call("write", [*arguments, *self._after(row)])
+
+    def _slice(self, row: Row) -> _Call:
+        [operand] = self._inputs(row)
+        arguments = [operand, f"axis={row['axis']!r}", f"dim={row['dim']}", *self._after(row)]
+        return _Call("slice", arguments, [self._bind(row["out"][0], f"part_{operand}")])
+
+    def _convert(self, row: Row) -> _Call:
+        [operand] = self._inputs(row)
+        dtype = self._symbols.dtype(row["dtype"])
+        arguments = [operand, f"dtype={dtype!r}", *self._after(row)]
+        return _Call("convert", arguments, [self._bind(row["out"][0], f"{dtype}_{operand}")])
 
     def _output(self, row: Row) -> _Call:
         scale = [f"scale={self._names[row['scale']]}"] if "scale" in row else []
@@ -180,8 +200,17 @@ class _EntryPoint:
         return [*where, f"label={row['label']!r}"] if row.get("label") else where
 
     def _all_reduce(self, row: Row) -> _Call:
+        return self._collective(row, "all")
+
+    def _all_gather(self, row: Row) -> _Call:
+        return self._collective(row, "whole", f"dim={row['dim']}")
+
+    def _reduce_scatter(self, row: Row) -> _Call:
+        return self._collective(row, "part", f"dim={row['dim']}")
+
+    def _collective(self, row: Row, wish: str, *options: str) -> _Call:
         comm, operand = row["stream"], self._names[row["in"][0]]
-        arguments = [operand, f"comm={comm!r}", f"stream={comm!r}", *self._after(row)]
-        return _Call(
-            "all_reduce", arguments, [self._bind(row["out"][0], f"all_{operand}"), self._event(row)]
-        )
+        where = [f"comm={comm!r}", f"stream={comm!r}", *options]
+        where += [f"mb={row['mb']}"] if "mb" in row else []
+        names = [self._bind(row["out"][0], f"{wish}_{operand}"), self._event(row)]
+        return _Call(row["op"], [operand, *where, *self._after(row)], names)

@@ -35,6 +35,16 @@ class Symbols:
         return {name_of(chunk): chunk for chunk in self.all("chunk")}
 
     @cached_property
+    def buckets(self) -> dict[str, ir.Operation]:
+        """Buckets by symbol."""
+        return {name_of(bucket): bucket for bucket in self.all("bucket")}
+
+    @cached_property
+    def states(self) -> dict[str, ir.Operation]:
+        """States by symbol."""
+        return {name_of(state): state for state in self.all("state")}
+
+    @cached_property
     def streams(self) -> dict[str, ir.Operation]:
         """Streams by symbol."""
         return {name_of(stream): stream for stream in self.all("stream")}

@@ -23,7 +23,7 @@ from typing import Any
 from piper_runtime.mesh import CommSpec
 
 from piper.simulate.facts import ProgramFacts, Row
-from piper.simulate.values import COLLECTIVES, Values, bucket_bytes, read_values
+from piper.simulate.values import COLLECTIVES, Values, itemsize, read_values
 
 __all__ = ["Traffic", "Volume", "measure_traffic", "measure_volumes"]
 
@@ -201,6 +201,10 @@ def _share(op: str, members: int) -> Fraction:
 
 
 def _trained(facts: ProgramFacts, at: int) -> int:
-    """Bytes of the parameters that a coordinate trains."""
+    """Bytes of the parameters that a coordinate trains, whole, as the model computes with them."""
     held = (bucket for bucket in facts.manifest.buckets if at in bucket.holders)
-    return sum(bucket_bytes(bucket, slot="value") for bucket in held if bucket.grad_dtype)
+    return sum(
+        bucket.numel * itemsize(bucket.compute_dtype or bucket.dtype)
+        for bucket in held
+        if bucket.grad_dtype
+    )

@@ -17,6 +17,7 @@ from piper_runtime import Program
 from piper_runtime.manifest import BucketSpec, Manifest
 from piper_runtime.names import dtype_name
 
+from piper.emit.layouts import is_flat_pack
 from piper.emit.symbols import Symbols, name_of
 from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
@@ -153,7 +154,7 @@ def read_kernels(symbols: Symbols) -> dict[str, KernelFacts]:
 
 def read_chunks(symbols: Symbols, kernels: Mapping[str, KernelFacts]) -> dict[str, ChunkFacts]:
     """Every chunk of a module by name."""
-    return {name: _chunk(name, op, kernels) for name, op in symbols.chunks.items()}
+    return {name: _chunk(name, op, kernels, symbols) for name, op in symbols.chunks.items()}
 
 
 def type_bytes(type_: ir.Type) -> int:
@@ -177,11 +178,14 @@ def _kernel(kernel: ir.Operation) -> KernelFacts:
     )
 
 
-def _chunk(name: str, chunk: ir.Operation, kernels: Mapping[str, KernelFacts]) -> ChunkFacts:
+def _chunk(
+    name: str, chunk: ir.Operation, kernels: Mapping[str, KernelFacts], symbols: Symbols
+) -> ChunkFacts:
+    body = [view.operation for view in chunk.regions[0].blocks[0].operations]
     launched = [
-        ir.FlatSymbolRefAttr(view.operation.attributes["kernel"]).value
-        for view in chunk.regions[0].blocks[0].operations
-        if view.operation.name == "piper.launch"
+        ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+        for op in body
+        if op.name == "piper.launch"
     ]
     results = tuple(map(type_bytes, _signature(chunk).results))
     alive = most = 0
@@ -189,6 +193,7 @@ def _chunk(name: str, chunk: ir.Operation, kernels: Mapping[str, KernelFacts]) -
         # What a launch returns is a local variable of the chunk until that returns.
         alive += kernel.results
         most = max(most, alive + kernel.temporaries)
+    most = max(most, alive + sum(_copied(op) for op in body if _is_flat(op, symbols)))
     stage = chunk.attributes.get("stage")
     return ChunkFacts(
         name=name,
@@ -198,6 +203,18 @@ def _chunk(name: str, chunk: ir.Operation, kernels: Mapping[str, KernelFacts]) -
         results=results,
         temporaries=max(0, most - sum(results)),
     )
+
+
+def _is_flat(op: ir.Operation, symbols: Symbols) -> bool:
+    """Return whether an op of a chunk makes a flat tensor of several gradients."""
+    return op.name == "piper.pack" and is_flat_pack(op, symbols)
+
+
+def _copied(pack: ir.Operation) -> int:
+    """Bytes of a flat pack that is a copy; one of a single tensor without padding is a view."""
+    num_bytes = type_bytes(pack.results[0].type)
+    alone = len(pack.operands) == 1 and type_bytes(pack.operands[0].type) == num_bytes
+    return 0 if alone else num_bytes
 
 
 def _signature(op: ir.Operation) -> ir.FunctionType:

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from piper_runtime.manifest import Manifest
+from piper_runtime.manifest import BucketSpec, Manifest
+from piper_runtime.mesh import Mesh
 from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from torch import nn
 
@@ -105,15 +106,16 @@ def measure_memory(
     held = [bucket for bucket in manifest.buckets if coordinate in bucket.holders]
     written = {row["bucket"] for row in rows if row["op"] in ("accumulate", "update")}
     updated = {row["bucket"] for row in rows if row["op"] == "update"}
-    optimized = sum(bucket.numel for bucket in held if bucket.name in updated)
+    mesh = manifest.mesh
+    optimized = sum(b.slot_numel("value", mesh) for b in held if b.name in updated)
     curve = _sweep(facts, rows, values)
     points = [*zip(curve.activations, curve.communication, curve.temporaries, strict=True)]
     points = points or [(0, 0, 0)]  # of a program without rows
     at = max(range(len(points)), key=lambda row: sum(points[row]))  # the first of several
     activations, communication, temporaries = points[at]
     return Memory(
-        parameters=sum(bucket_bytes(bucket, slot="value") for bucket in held),
-        gradients=sum(bucket_bytes(b, slot="grad") for b in held if b.name in written),
+        parameters=sum(_parameter_bytes(bucket, mesh) for bucket in held),
+        gradients=sum(bucket_bytes(b, mesh, slot="grad") for b in held if b.name in written),
         optimizer=0 if not optimized else _times(per_parameter, optimized),
         batch=_batch_bytes(manifest),
         activations=activations,
@@ -166,9 +168,10 @@ def _temporaries(facts: ProgramFacts, row: Row, values: Values, largest: Mapping
         return _copies(facts, row, values)
     if row["op"] != "update":
         return 0
-    bucket = facts.bucket(row["bucket"])
-    scaled = bucket_bytes(bucket, slot="grad") if "clip" in row else 0
-    narrowed = bucket_bytes(bucket, slot="value") if bucket.grad_dtype != bucket.dtype else 0
+    bucket, mesh = facts.bucket(row["bucket"]), facts.manifest.mesh
+    part = bucket.slot_numel("value", mesh)
+    scaled = part * itemsize(bucket.grad_dtype or bucket.dtype) if "clip" in row else 0
+    narrowed = part * itemsize(bucket.dtype) if bucket.grad_dtype != bucket.dtype else 0
     # Elementwise optimizers work parameter by parameter, with at most two tensors of its size.
     return scaled + narrowed + 2 * largest[bucket.name]
 
@@ -180,7 +183,8 @@ def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
     and this member's part of the sum; a gather is all parts before they are put together.
     """
     comm = next(comm for comm in facts.manifest.comms if comm.name == row["stream"])
-    members = facts.manifest.mesh.size(comm.axes) * len(comm.coordinates)
+    parts = facts.manifest.mesh.size(comm.axes)
+    members = parts * len(comm.coordinates)
     operand, (result, *_) = values.bytes[row["in"][0]], row["out"]
     made = values.bytes[result] if result in values.owned else 0
     if members == 1:
@@ -190,16 +194,28 @@ def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
         case "all_reduce":
             return 2 * part * members + part - made
         case "reduce_scatter":
-            return 2 * operand + part - made
+            return (2 * members + 1) * (operand // parts) - made
         case "all_gather":
             return 2 * operand * members - made
     return operand - made
 
 
 def _largest_members(manifest: Manifest) -> dict[str, int]:
-    """Bytes of the largest member of each bucket."""
-    sizes = {state.name: state.numel * itemsize(state.dtype) for state in manifest.states}
-    return {bucket.name: max(sizes[name] for name in bucket.members) for bucket in manifest.buckets}
+    """Bytes of the largest member of each bucket, or of a rank's part of it if that is less."""
+    sizes = {state.name: state.numel for state in manifest.states}
+    return {
+        bucket.name: itemsize(bucket.dtype)
+        * min(
+            bucket.slot_numel("value", manifest.mesh), max(sizes[name] for name in bucket.members)
+        )
+        for bucket in manifest.buckets
+    }
+
+
+def _parameter_bytes(bucket: BucketSpec, mesh: Mesh) -> int:
+    """Bytes of the value and of what is derived from it; a value that is a view of that has none."""
+    derived = bucket_bytes(bucket, mesh, slot="compute")
+    return derived if bucket.is_view else derived + bucket_bytes(bucket, mesh, slot="value")
 
 
 def _batch_bytes(manifest: Manifest) -> int:

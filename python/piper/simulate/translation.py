@@ -19,7 +19,14 @@ from piper.simulate.engine import Graph
 from piper.simulate.facts import ProgramFacts, Row
 from piper.simulate.network import Network, Transfer
 from piper.simulate.prices import Prices
-from piper.simulate.values import COLLECTIVES, MESSAGES, Values, bucket_bytes, read_values
+from piper.simulate.values import (
+    COLLECTIVES,
+    MESSAGES,
+    Values,
+    bucket_bytes,
+    itemsize,
+    read_values,
+)
 
 __all__ = ["Translation", "describe"]
 
@@ -208,10 +215,16 @@ class Translation:
             moved = (1 + len(row["in"])) * values.bytes[row["in"][0]]
         elif op == "sumsq":
             moved = sum(values.bytes[value] for value in row["in"])
+        elif op in ("slice", "convert"):
+            source, made = row["in"][0], row["out"][0]
+            moved = values.bytes[made] + (values.bytes[made if op == "slice" else source])
+        elif op == "write":
+            moved = 2 * values.bytes[row["in"][0]]
         elif op == "update":
-            bucket = self._facts.bucket(row["bucket"])
-            moved = 2 * bucket_bytes(bucket, slot="value") + bucket_bytes(bucket, slot="grad")
-            moved += 2 * self._per_parameter * bucket.numel
+            bucket, mesh = self._facts.bucket(row["bucket"]), self._facts.manifest.mesh
+            part = bucket.slot_numel("value", mesh)
+            moved = 2 * bucket_bytes(bucket, mesh, slot="value") + 2 * self._per_parameter * part
+            moved += part * itemsize(bucket.grad_dtype or bucket.dtype)
         return self._prices.traffic(moved) if moved else 0.0
 
     def _transfer(self, row: Row, comm: CommSpec, values: Values) -> Transfer:

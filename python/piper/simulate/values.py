@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from piper_runtime.manifest import BucketSpec
+from piper_runtime.mesh import Mesh
 
 from piper.dtypes import DTYPES
 from piper.simulate.facts import ProgramFacts, Row
@@ -16,8 +17,8 @@ __all__ = ["Values", "read_values"]
 
 MESSAGES = ("send", "recv")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute")
-_NOTHING = ("record", "free", "output", "send", "host_wait")
-_TYPED = ("recv", "tangent", "sumsq")
+_NOTHING = ("record", "free", "output", "send", "host_wait", "write")
+_TYPED = ("recv", "tangent", "sumsq", "convert")
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ def read_values(rows: Sequence[Row], facts: ProgramFacts) -> Values:
     return Values(reader.bytes, frozenset(reader.owned), reader.maker)
 
 
-def bucket_bytes(bucket: BucketSpec, *, slot: str) -> int:
-    """Bytes of the flat value or the main gradient of a bucket; 0 for one that has none."""
-    dtype = bucket.dtype if slot == "value" else bucket.grad_dtype
-    return 0 if dtype is None else bucket.numel * itemsize(dtype)
+def bucket_bytes(bucket: BucketSpec, mesh: Mesh, *, slot: str) -> int:
+    """Bytes that a rank holds of slot value, compute or grad of a bucket; 0 if it has none."""
+    dtype = bucket.slot_dtype(slot)
+    return 0 if dtype is None else bucket.slot_numel(slot, mesh) * itemsize(dtype)
 
 
 def itemsize(dtype: str) -> int:
@@ -92,6 +93,9 @@ class _Reader:
             return [math.prod(row["shape"]) * DTYPES[row["dtype"]].itemsize], True
         if op == "sum":
             return [self.bytes[row["in"][0]]], True
+        if op == "slice":
+            size = self._facts.manifest.mesh.size([row["axis"]])
+            return [self.bytes[row["in"][0]] // size], True
         if op in COLLECTIVES:
             in_place = op == "all_reduce" and row["in"][0] in self._accumulated
             return [self._collective(row)], not in_place
@@ -103,24 +107,27 @@ class _Reader:
         if op in _NOTHING:
             return []
         if op == "read":
-            return [bucket_bytes(self._buckets[row["symbol"]], slot=row["slot"])]
+            return [self._slot(row["symbol"], row["slot"])]
         if op == "input":
             return [self._inputs[row["input"]]]
         if op in ("accumulate", "update"):
             slot = "grad" if op == "accumulate" else "value"
             if op == "accumulate":
                 self._accumulated.update(row["out"])
-            return [bucket_bytes(self._buckets[row["bucket"]], slot=slot)]
+            return [self._slot(row["bucket"], slot)]
         raise ValueError(
             f"cannot simulate instruction piper.{op}: its cost and memory are not known"
         )
 
+    def _slot(self, bucket: str, slot: str) -> int:
+        return bucket_bytes(self._buckets[bucket], self._facts.manifest.mesh, slot=slot)
+
     def _collective(self, row: Row) -> int:
-        """Bytes of the result of a collective."""
+        """Bytes of the result of a collective: parts are as many as ranks along its axes."""
         operand = self.bytes[row["in"][0]]
         mesh = self._facts.manifest.mesh
         comm = next(comm for comm in self._facts.manifest.comms if comm.name == row["stream"])
-        members = mesh.size(comm.axes) * len(comm.coordinates)
+        parts = mesh.size(comm.axes)
         if row["op"] == "all_gather":
-            return operand * members
-        return operand // members if row["op"] == "reduce_scatter" else operand
+            return operand * parts
+        return operand // parts if row["op"] == "reduce_scatter" else operand

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper_runtime.instruction import Instruction
+from piper_runtime.instruction import Instruction, Message
 from piper_runtime.manifest import Manifest
-from piper_runtime.mesh import Mesh
+from piper_runtime.mesh import Comm, Mesh
 from piper_runtime.program import LoadedProgram
 
-__all__ = ["Observer", "Transport", "rank_order_sum"]
+__all__ = ["Observer", "Transport", "check_gathered", "rank_order_sum", "scattered"]
 
 
 Observer = Callable[[Instruction, int, int], None]
@@ -93,3 +93,22 @@ def rank_order_sum(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         total += part
     return total
+
+
+def scattered(value: Tensor, message: Message) -> list[Tensor]:
+    """Return, by member, its part of a tensor along the dim of a reduce_scatter, as views."""
+    dim, count = message.dim, message.comm.num_parts
+    size = value.shape[dim]
+    if size % count:
+        raise ValueError(f"reduce_scatter expected dim {dim} divisible by {count}, got {size}")
+    parts = value.chunk(count, dim)
+    return [parts[index] for index in message.comm.parts]
+
+
+def check_gathered(comm: Comm) -> None:
+    """Raise ValueError unless every member of a communicator has a part of its own."""
+    if comm.num_parts != len(comm.members):
+        raise ValueError(
+            f"all_gather expected a communicator of one coordinate, got {comm.name}: its "
+            f"{len(comm.members)} members hold {comm.num_parts} parts"
+        )

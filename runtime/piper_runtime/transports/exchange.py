@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper_runtime.instruction import Instruction, Message
-from piper_runtime.transports.base import rank_order_sum
+from piper_runtime.transports.base import check_gathered, rank_order_sum, scattered
 
 __all__ = ["PERFORM", "as_bytes", "check_identity"]
 
@@ -77,15 +77,10 @@ def _all_reduce(message: Message, group: dist.ProcessGroup | None, value: Tensor
 
 
 def _reduce_scatter(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
-    size, dim = len(message.comm.members), message.dim
-    if value.shape[dim] % size:
-        raise ValueError(
-            f"reduce_scatter expected dim {dim} divisible by {size}, got {value.shape[dim]}"
-        )
     if group is None:
         return value.clone()
-    parts = torch.stack(value.chunk(size, dim))
-    return _sum_of_parts(parts.view(-1), size, group).view(parts.shape[1:])
+    parts = torch.stack(scattered(value, message))
+    return _sum_of_parts(parts.view(-1), len(parts), group).view(parts.shape[1:])
 
 
 def _sum_of_parts(flat: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
@@ -97,6 +92,7 @@ def _sum_of_parts(flat: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
 
 def _all_gather(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
     size = len(message.comm.members)
+    check_gathered(message.comm)
     if group is None:
         return value.clone()
     gathered = value.new_empty((size, *value.shape))

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from piper_runtime.errors import DeadlockError, InstructionError
-from piper_runtime.instruction import COMPUTE, Handle, Instruction
+from piper_runtime.instruction import COMPUTE, Handle, Instruction, Message
 from piper_runtime.manifest import Manifest
-from piper_runtime.transports.base import Transport, rank_order_sum
+from piper_runtime.transports.base import Transport, check_gathered, rank_order_sum, scattered
 
 __all__ = ["LocalTransport"]
 
 Key = tuple[Any, ...]
+CONTIGUOUS = torch.contiguous_format
 
 
 class LocalTransport(Transport):
@@ -321,30 +322,28 @@ def _collective(members: list[Instruction]) -> None:
             raise ValueError(f"{member.describe()} expected shape {want} as others, got {got}")
     message = members[0].message
     assert message is not None
-    results = _RESULTS[members[0].kind](values, message.dim, message.root)
+    results = _RESULTS[members[0].kind](values, message)
     for member, value, result in zip(members, values, results, strict=True):
         in_place = member.message is not None and member.message.in_place
-        member.store(value.copy_(result) if in_place else result.clone())
+        made = value.copy_(result) if in_place else result.clone(memory_format=CONTIGUOUS)
+        member.store(made)
 
 
-def _all_reduce(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
+def _all_reduce(values: list[Tensor], message: Message) -> list[Tensor]:
     return [rank_order_sum(values)] * len(values)
 
 
-def _all_gather(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
-    return [torch.cat(values, dim)] * len(values)
+def _all_gather(values: list[Tensor], message: Message) -> list[Tensor]:
+    check_gathered(message.comm)
+    return [torch.cat(values, message.dim)] * len(values)
 
 
-def _reduce_scatter(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
-    size, count = values[0].shape[dim], len(values)
-    if size % count:
-        raise ValueError(f"reduce_scatter expected dim {dim} divisible by {count}, got {size}")
-    parts = rank_order_sum(values).chunk(count, dim)
-    return [part.contiguous() for part in parts]
+def _reduce_scatter(values: list[Tensor], message: Message) -> list[Tensor]:
+    return scattered(rank_order_sum(values), message)
 
 
-def _broadcast(values: list[Tensor], dim: int, root: int) -> list[Tensor]:
-    return [values[root]] * len(values)
+def _broadcast(values: list[Tensor], message: Message) -> list[Tensor]:
+    return [values[message.root]] * len(values)
 
 
 _RESULTS = {

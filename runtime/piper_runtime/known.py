@@ -1,0 +1,80 @@
+"""What check mode knows of a value that a rank holds: what it must be, and of what it is the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper_runtime import compute
+from piper_runtime.manifest import BucketSpec
+from piper_runtime.oracle import Value
+from piper_runtime.sharding import Shard, pad
+
+__all__ = ["Known", "Term", "add_squares", "flat_value", "known_part"]
+
+Term = tuple[str, int, int]
+"""A result of a chunk: its function, the index of the result, the microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a handle must hold; ``value`` is None where nothing is known.
+
+    It is the sum of ``terms`` over the ranks that differ from its own along ``axes`` alone, at its
+    own coordinate and at ``coordinates``. Where the rank holds a part, one of those over the axes
+    ``cut``, ``whole`` is what all have together. ``bucket`` is the one whose gradient it is, and
+    ``squares`` says that it adds up squares of gradients.
+    """
+
+    value: Value | None
+    terms: tuple[Term, ...] = ()
+    axes: frozenset[str] = field(default_factory=frozenset)
+    coordinates: frozenset[int] = field(default_factory=frozenset)
+    whole: Tensor | None = None
+    cut: tuple[str, ...] = ()
+    bucket: str = ""
+    squares: bool = False
+
+    def convert(self, dtype: torch.dtype) -> Known:
+        """Return the same in another dtype."""
+        value = self.value.to(dtype) if isinstance(self.value, Tensor) else None
+        return replace(
+            self, value=value, whole=None if self.whole is None else self.whole.to(dtype)
+        )
+
+
+def known_part(spec: BucketSpec, slot: str, shard: Shard, flat: Tensor | None) -> Known:
+    """Return what a rank holds of a slot of a bucket whose elements are ``flat``, without padding."""
+    if flat is None:
+        return Known(None)
+    whole = pad(flat, shard.padded)
+    if slot == "value" or spec.compute_sharded:
+        cut = spec.shard_axes
+        return Known(shard.of(whole), whole=whole if cut else None, cut=cut)
+    return Known(whole)
+
+
+def flat_value(value: Value, dtype: torch.dtype, numel: int) -> Tensor:
+    """Return a pack, or a flat tensor, in a dtype and with zeros to ``numel``; a copy."""
+    if isinstance(value, tuple):
+        value = torch.cat([part.reshape(-1) for part in value])
+    value = value.to(dtype, copy=True)
+    return pad(value, numel) if value.dim() == 1 and value.numel() < numel else value
+
+
+def add_squares(known: Sequence[Known], like: Any) -> Known:
+    """Return the sum of the squares of gradients, or parts of them, that are known."""
+    values = [one.value for one in known if isinstance(one.value, Tensor)]
+    wholes = [one.whole for one in known if one.whole is not None]
+    cuts = {one.cut for one in known}
+    if len(values) < len(known) or len(cuts) > 1:
+        return Known(None, squares=True)
+    [cut] = cuts or [()]
+    total, whole = compute.sumsq(like.dtype, like.device, *values), None
+    if cut and len(wholes) == len(known):
+        whole = compute.sumsq(like.dtype, like.device, *wholes)
+    return Known(total, whole=whole, cut=cut, squares=True)

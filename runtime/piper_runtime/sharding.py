@@ -1,0 +1,87 @@
+"""Which part of a bucket a rank holds: consecutive equal parts of its padded flat tensor.
+
+    members     | w: 9 elements        | b: 3      |              12 elements on 5 shards:
+    flat tensor | 0 1 2 | 3 4 5 | 6 7 8 | 9 10 11 | . . . |       parts of 3, padded to 15
+    ranks         0       1       2       3         4             rank 4 holds padding only
+
+The padding is at the end and zero. A member may lie on several ranks, and a rank may hold pieces of
+several members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+__all__ = ["Piece", "Shard", "pad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of one member that a rank holds: ``length`` from ``start`` on, of member ``index``.
+
+    ``shape`` has as many dims as the member, and is the member's own if the piece is all of it.
+    """
+
+    index: int
+    start: int
+    length: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` of ``count`` equal parts of a flat tensor of ``numel`` elements."""
+
+    numel: int
+    index: int = 0
+    count: int = 1
+
+    @property
+    def part(self) -> int:
+        """Elements of a part."""
+        return -(-self.numel // self.count)
+
+    @property
+    def padded(self) -> int:
+        """Elements of all parts together."""
+        return self.part * self.count
+
+    @property
+    def start(self) -> int:
+        """Where the part starts in the padded flat tensor."""
+        return self.index * self.part
+
+    @property
+    def filled(self) -> int:
+        """Elements of the part before its padding."""
+        return min(self.part, max(0, self.numel - self.start))
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the part of a padded flat tensor, a view; the tensor itself if it is all of it."""
+        return whole if self.count == 1 else whole.narrow(0, self.start, self.part)
+
+    def pieces(self, shapes: Sequence[Sequence[int]]) -> Iterator[Piece]:
+        """Yield what the part holds of members of these shapes, one behind the other.
+
+        Members without elements are left out.
+        """
+        stop, first = self.start + self.part, 0
+        for index, shape in enumerate(shapes):
+            size = prod(shape)
+            begin, end = max(first, self.start), min(first + size, stop)
+            if begin < end:
+                length = end - begin
+                one = (*(1 for _ in shape[1:]), length) if shape else ()
+                yield Piece(index, begin - first, length, tuple(shape) if length == size else one)
+            first += size
+
+
+def pad(flat: Tensor, numel: int) -> Tensor:
+    """Return a 1-D tensor with zeros behind it up to ``numel`` elements; itself if it has these."""
+    missing = numel - flat.numel()
+    return flat if not missing else torch.cat([flat, flat.new_zeros(missing)])
