@@ -12,7 +12,7 @@ REFERENCE := dialect passes
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-all lint format docs bench
+.PHONY: help setup build demo test test-all test-gpu lint format docs bench
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -48,6 +48,9 @@ test: build ## run lit, then pytest without the slow tests
 test-all: build ## run every test
 	$(BIN)/lit -v test
 	$(BIN)/pytest -q -m ''
+
+test-gpu: build ## run the tests for a GPU, in under 5 minutes
+	$(BIN)/pytest -q -s -rs test/gpu
 
 lint: build ## check style, types, spelling and the generated reference
 	$(BIN)/ruff check .

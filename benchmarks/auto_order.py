@@ -153,28 +153,35 @@ def print_uneven(effort: float) -> None:
         )
 
 
+def golden_groups() -> dict[tuple[Placement, str], list[Setting]]:
+    """The settings of each row of the golden table: by placement, then F, I and W."""
+    groups: dict[tuple[Placement, str], list[Setting]] = defaultdict(list)
+    for times, setting in golden():
+        groups[setting.size.placement, times].append(setting)
+    return dict(groups)
+
+
+def golden_row(placement: Placement, times: str, effort: float) -> str:
+    """The row of a placement and costs."""
+    settings = golden_groups()[placement, times]
+    found = [(setting.named()[0], setting.auto(effort=effort)) for setting in settings]
+    gains = [1 - auto.makespan / time for time, auto in found]
+    counts = [sum(gain < 0 for gain in gains), gains.count(0.0), sum(gain > 0 for gain in gains)]
+    proved = sum(auto.is_optimal for _, auto in found)
+    gap = max(auto.gap for _, auto in found)
+    cells = [placement, times, len(found), *counts, f"{max(gains):.1%}", proved, f"{gap:.1%}"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def print_golden(effort: float) -> None:
     """A row per placement and costs."""
-    groups: dict[tuple[str, str], list[tuple[float, AutoOrder]]] = defaultdict(list)
-    for times, setting in golden():
-        pair = setting.named()[0], setting.auto(effort=effort)
-        groups[setting.size.placement, times].append(pair)
     print(
         "| placement | F, I, W | settings | slower | as fast | faster | most | best possible "
         "| largest gap |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    for (placement, times), found in groups.items():
-        gains = [1 - auto.makespan / time for time, auto in found]
-        counts = [
-            sum(gain < 0 for gain in gains),
-            gains.count(0.0),
-            sum(gain > 0 for gain in gains),
-        ]
-        proved = sum(auto.is_optimal for _, auto in found)
-        gap = max(auto.gap for _, auto in found)
-        cells = [placement, times, len(found), *counts, f"{max(gains):.1%}", proved, f"{gap:.1%}"]
-        print(f"| {' | '.join(map(str, cells))} |")
+    for placement, times in golden_groups():
+        print(golden_row(placement, times, effort))
 
 
 def main() -> None:

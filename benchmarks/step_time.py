@@ -71,8 +71,10 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def piper_step(sizes: Sizes, ranks: int) -> Step:
-    """A step of Piper; on several ranks 1F1B over gloo."""
+def piper_step(
+    sizes: Sizes, ranks: int, *, device: str = "cpu", kernels: str | None = None
+) -> Step:
+    """A step of Piper; on several ranks 1F1B over gloo, on CPUs."""
     directives = [
         piper.annotate({"embed": "first", "layers.*": "layer", "head": "last"}),
         piper.split(microbatches=sizes.microbatches),
@@ -85,8 +87,8 @@ def piper_step(sizes: Sizes, ranks: int) -> Step:
     strategy = piper.Strategy(mesh={"pp": ranks} if ranks > 1 else {}, directives=directives)
     model, batch = sizes.model(), sizes.data()
     program = piper.compile(model, loss_fn, strategy, batch)
-    transport = None if ranks > 1 else LocalTransport(poison=False)
-    trainer = piper.Trainer(program, model=model, transport=transport)
+    transport = None if ranks > 1 else LocalTransport(poison=False, device=device)
+    trainer = piper.Trainer(program, model=model, transport=transport, kernels=kernels)
 
     def step() -> None:
         trainer.step(batch)
@@ -94,9 +96,10 @@ def piper_step(sizes: Sizes, ranks: int) -> Step:
     return step
 
 
-def eager_step(sizes: Sizes, *, compiled: bool) -> Step:
+def eager_step(sizes: Sizes, *, compiled: bool, device: str = "cpu") -> Step:
     """Gradient accumulation over the microbatches in plain PyTorch."""
-    model, batch = sizes.model(), sizes.data()
+    model = sizes.model().to(device)
+    batch = {name: value.to(device) for name, value in sizes.data().items()}
     optimizer = adamw(list(model.parameters()))
     loss_of = torch.compile(loss_fn) if compiled else loss_fn
     parts = [
@@ -110,7 +113,7 @@ def eager_step(sizes: Sizes, *, compiled: bool) -> Step:
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros(())
+        total = torch.zeros((), device=device)
         for part in parts:
             loss = loss_of(model, part) / sizes.microbatches
             loss.backward()  # type: ignore[no-untyped-call]

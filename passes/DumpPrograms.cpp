@@ -52,11 +52,74 @@ private:
   int64_t line = 0;
 };
 
+/// The kernels and chunks that make the host wait for the device.
+class HostSyncs {
+public:
+  explicit HostSyncs(ModuleOp module) {
+    for (auto kernel : module.getOps<KernelOp>())
+      if (llvm::any_of(kernel.getBody().front().getOps<TorchOp>(), syncs))
+        symbols.insert(kernel.getSymNameAttr());
+    for (auto chunk : module.getOps<ChunkOp>())
+      if (llvm::any_of(chunk.getBody().front(),
+                       [&](Operation &op) { return contains(op); }))
+        symbols.insert(chunk.getSymNameAttr());
+  }
+
+  /// Whether an instruction of a program or a chunk waits. An update with a
+  /// `skip` does so to learn what it says.
+  bool contains(Operation &op) const {
+    return llvm::TypeSwitch<Operation *, bool>(&op)
+        .Case<HostWaitOp>([](auto) { return true; })
+        .Case<UpdateOp>([](UpdateOp update) { return bool(update.getSkip()); })
+        .Case<LaunchOp>([&](LaunchOp launch) {
+          return symbols.contains(launch.getKernelAttr().getAttr());
+        })
+        .Case<RunOp>([&](RunOp run) {
+          return symbols.contains(run.getChunkAttr().getAttr());
+        })
+        .Default([](Operation *) { return false; });
+  }
+
+private:
+  static bool syncs(TorchOp op) {
+    return op.getFacts().getEffect() == Effect::HostSync;
+  }
+
+  llvm::DenseSet<StringAttr> symbols;
+};
+
+/// Whether the size of a result is known at run time only.
+bool hasDynamicShape(Operation &op) {
+  return llvm::any_of(op.getResultTypes(), [](Type type) {
+    auto tensor = dyn_cast<RankedTensorType>(type);
+    return tensor && !tensor.hasStaticShape();
+  });
+}
+
+/// The operands of an instruction that may be absent, by name.
+SmallVector<std::pair<StringRef, Value>> getOptionalOperands(Operation &op) {
+  using Named = SmallVector<std::pair<StringRef, Value>>;
+  return llvm::TypeSwitch<Operation *, Named>(&op)
+      .Case<UpdateOp>([](UpdateOp update) {
+        return Named{{"norm", update.getNorm()}, {"skip", update.getSkip()}};
+      })
+      .Case<OutputOp>(
+          [](OutputOp output) { return Named{{"scale", output.getScale()}}; })
+      .Case<AccumulateOp>([](AccumulateOp accumulate) {
+        return Named{{"onto", accumulate.getOnto()}};
+      })
+      .Case<TangentOp>([](TangentOp tangent) {
+        return Named{{"count", tangent.getCount()}};
+      })
+      .Default([](Operation *) { return Named(); });
+}
+
 /// Writes one program.
 class ProgramDump {
 public:
-  ProgramDump(ProgramOp program, StringRef entry, llvm::json::OStream &json)
-      : program(program), entry(entry), json(json) {}
+  ProgramDump(ProgramOp program, StringRef entry, const HostSyncs &syncs,
+              llvm::json::OStream &json)
+      : program(program), entry(entry), syncs(syncs), json(json) {}
 
   void write() {
     json.object([&] {
@@ -85,6 +148,11 @@ private:
           writeAttribute(name, attribute);
       if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp>(op))
         writeType(cast<RankedTensorType>(op.getResult(0).getType()));
+      // Rare, so only where they hold: a dump has 10^5 rows.
+      if (syncs.contains(op))
+        json.attribute("host_sync", true);
+      if (hasDynamicShape(op))
+        json.attribute("dynamic_shape", true);
       Provenance(op.getLoc()).write(json);
     });
   }
@@ -100,16 +168,9 @@ private:
     };
     write("in", false);
     write("after", true);
-    auto writeOne = [&](StringRef name, Value value) {
+    for (auto [name, value] : getOptionalOperands(op))
       if (value)
         json.attribute(name, numbers.lookup(value));
-    };
-    if (auto update = dyn_cast<UpdateOp>(op))
-      writeOne("norm", update.getNorm());
-    if (auto output = dyn_cast<OutputOp>(op))
-      writeOne("scale", output.getScale());
-    if (auto accumulate = dyn_cast<AccumulateOp>(op))
-      writeOne("onto", accumulate.getOnto());
   }
 
   void writeAttribute(StringRef name, Attribute attribute) {
@@ -140,6 +201,7 @@ private:
 
   ProgramOp program;
   StringRef entry;
+  const HostSyncs &syncs;
   llvm::json::OStream &json;
   llvm::DenseMap<Value, int64_t> numbers;
 };
@@ -149,10 +211,11 @@ private:
 void dumpPrograms(ModuleOp module, llvm::raw_ostream &os) {
   llvm::json::OStream json(os);
   SymbolTable symbols(module);
+  HostSyncs syncs(module);
   json.array([&] {
     for (auto program : module.getOps<ProgramOp>()) {
       auto cluster = symbols.lookup<ClusterOp>(program.getOf());
-      ProgramDump(program, cluster ? cluster.getOf() : "", json).write();
+      ProgramDump(program, cluster ? cluster.getOf() : "", syncs, json).write();
     }
   });
 }

@@ -114,6 +114,8 @@ private:
         lastHostWait = id;
         continue;
       }
+      if (auto update = dyn_cast<UpdateOp>(op); update && update.getSkip())
+        lastHostWait = id; // the host reads what it says
       Attribute stream = getCommunicator(&op);
       bool shares = singleQueue && stream;
       if (shares)

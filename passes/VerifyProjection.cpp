@@ -49,7 +49,11 @@ bool haveSameAttributes(Operation *a, Operation *b) {
 /// Whether operands mean the same, given that there are as many.
 bool haveSameGroups(Operation *a, Operation *b) {
   auto update = dyn_cast<UpdateOp>(a);
-  return !update || bool(update.getNorm()) == bool(cast<UpdateOp>(b).getNorm());
+  if (!update)
+    return true;
+  auto other = cast<UpdateOp>(b);
+  return bool(update.getNorm()) == bool(other.getNorm()) &&
+         bool(update.getSkip()) == bool(other.getSkip());
 }
 
 SmallVector<Value> getValues(ValueRange range) {

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from piper_runtime import Program
+from piper_runtime.program import seal
 from piper_runtime.progress import phase
 from torch import Tensor, nn
 
@@ -107,7 +108,7 @@ def _compile(
         for state in taken.states
         if state.value is not None
     }
-    return texts, constants
+    return seal(texts, constants), constants
 
 
 @dataclass(frozen=True)

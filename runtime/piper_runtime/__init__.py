@@ -23,6 +23,7 @@ from piper_runtime.trainer import Trainer
 from piper_runtime.transports.base import Transport
 from piper_runtime.transports.gloo import GlooTransport
 from piper_runtime.transports.local import LocalTransport
+from piper_runtime.transports.nccl import NcclTransport
 
 __all__ = [
     "CheckError",
@@ -34,6 +35,7 @@ __all__ = [
     "KernelError",
     "LocalTransport",
     "Metrics",
+    "NcclTransport",
     "Program",
     "ProgramError",
     "RemoteError",

@@ -336,8 +336,12 @@ class CheckedCall:
         return self._manifest.mesh.index(rank, self._manifest.data_axes)
 
     def _update(self, instruction: Instruction, value: Tensor) -> list[Known]:
-        self._of_rank(instruction).updated.add(instruction.label)
-        return [self._state(instruction, "value", updated=True)]
+        update = instruction.thunk
+        assert isinstance(update, compute.Update)
+        skips = update.skips(*(operand.get() for operand in instruction.operands[1:]))
+        if not skips:
+            self._of_rank(instruction).updated.add(instruction.label)
+        return [self._state(instruction, "value", updated=not skips)]
 
     def _write(self, instruction: Instruction, value: None) -> list[Known]:
         updated = instruction.label in self._of_rank(instruction).updated

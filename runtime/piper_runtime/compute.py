@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from piper_runtime.instruction import Handle
 from piper_runtime.optimizer import clip_factor
 from piper_runtime.state import Bucket
 
-__all__ = ["convert", "free", "nothing", "part", "sumsq", "tangent", "total", "update"]
+__all__ = ["Update", "convert", "free", "nothing", "part", "sumsq", "tangent", "total"]
 
 # Instructions whose results own their storage: others may return a bucket's or the batch's.
 OWNING_KINDS = frozenset(
@@ -28,7 +29,7 @@ def tangent(
 ) -> Tensor:
     """Return the scalar ``coeff / max(1, count)`` in ``dtype``, divided in double precision."""
     if count is None:
-        return torch.tensor(coeff, dtype=dtype, device=device)
+        return torch.full((), coeff, dtype=dtype, device=device)  # no copy to wait for
     return (coeff / count.clamp(min=1).to(torch.float64)).to(dtype)
 
 
@@ -69,10 +70,27 @@ def convert(dtype: torch.dtype, value: Tensor) -> Tensor:
     return value.to(dtype, copy=True)
 
 
-def update(bucket: Bucket, clip: float | None, gradient: Tensor, *norm: Tensor) -> Tensor:
-    """Step the bucket's optimizer, with the gradient clipped if ``clip`` and its norm are given."""
-    factor = clip_factor(norm[0], clip) if norm and clip is not None else None
-    return bucket.update(gradient, factor)
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Steps the optimizer of ``bucket``, unless ``may_skip`` and the last operand is not zero.
+
+    Operands are the gradient, with ``clip`` the sum of squares, and what may skip the step.
+    """
+
+    bucket: Bucket
+    clip: float | None
+    may_skip: bool = False
+
+    def __call__(self, gradient: Tensor, *scalars: Tensor) -> Tensor:
+        """Return the flat value, new or as it was."""
+        if self.skips(*scalars):
+            return self.bucket.value
+        factor = None if self.clip is None else clip_factor(scalars[0], self.clip)
+        return self.bucket.update(gradient, factor)
+
+    def skips(self, *scalars: Tensor) -> bool:
+        """Return whether the state stays; NaN is not zero."""
+        return self.may_skip and bool(scalars[-1] != 0)
 
 
 def free(handles: Sequence[Handle], poison: bool) -> None:

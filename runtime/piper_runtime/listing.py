@@ -1,6 +1,7 @@
 """The lines of rank programs, and what their comments say: cell, source line, module, directive.
 
 layer_1_F0_m0 = r.run(layer_1_F, ..., mb=0)  # 1F0 model.py:37 (layers.1.fc), order
+experts_F0_m0 = r.run(experts_F, ..., mb=0)  # 2F0 model.py:52 (experts), order [host_sync]
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from dataclasses import dataclass
 
 from piper_runtime.program import Program
 
-__all__ = ["Line", "Listing"]
+__all__ = ["FLAGS", "Line", "Listing"]
 
+FLAGS = ("host_sync", "dynamic_shape")
+"""What a line may say of its instruction: the host waits for the device there, or the size of a
+result depends on data."""
+_FLAGS = re.compile(rf"\s*\[((?:(?:{'|'.join(FLAGS)})(?:, )?)+)\]$")
 _CELL = re.compile(r"(\d+[A-Z]\d+)(?:\s+|$)")
 _PLACE = re.compile(r"(?:(?P<source>\S.*?:\d+)(?=[\s,]|$)\s*)?(?:\((?P<module>[^)]*)\))?(?:,\s*)?")
 _CHUNK = re.compile(r"^def (\w+)\(.*:\s*# (?:chunk )?(\S+?),", re.MULTILINE)
@@ -26,6 +31,7 @@ class Line:
     source: str = ""
     module: str = ""
     directive: str = ""
+    flags: tuple[str, ...] = ()
 
 
 class Listing:
@@ -64,6 +70,9 @@ class Listing:
 def _parse(place: str, text: str) -> Line:
     _, _, comment = text.partition("  # ")
     comment = comment.strip()
+    flags = _FLAGS.search(comment)
+    if flags is not None:
+        comment = comment[: flags.start()]
     cell = _CELL.match(comment)
     if cell is not None:
         comment = comment[cell.end() :]
@@ -75,4 +84,5 @@ def _parse(place: str, text: str) -> Line:
         source=where["source"] or "",
         module=where["module"] or "",
         directive=comment[where.end() :].strip(),
+        flags=tuple(flags[1].split(", ")) if flags else (),
     )

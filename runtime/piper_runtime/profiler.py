@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
+from piper_runtime.devices import device_for
 from piper_runtime.instruction import Instruction
 from piper_runtime.listing import Listing
 from piper_runtime.program import Program
@@ -83,11 +83,10 @@ class ProfileWindow(Window):
 
     def open(self) -> None:
         """Start the profiler."""
-        kinds = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            kinds.append(ProfilerActivity.CUDA)
         self._profile = profile(
-            activities=kinds, profile_memory=self.memory, record_shapes=self.memory
+            activities=device_for(self.device).activities(),
+            profile_memory=self.memory,
+            record_shapes=self.memory,
         )
         self._profile.start()
 
@@ -125,23 +124,26 @@ class MemoryWindow(ProfileWindow):
 
     def open(self) -> None:
         """Start to record."""
-        if self.device.type == "cuda":
-            torch.cuda.memory._record_memory_history(max_entries=HISTORY, device=self.device)
+        device = device_for(self.device)
+        if device.keeps_history:
+            device.start_history(HISTORY)
         else:
             super().open()
 
     def discard(self) -> None:
         """Stop to record."""
-        if self.device.type == "cuda":
-            torch.cuda.memory._record_memory_history(enabled=None, device=self.device)
+        device = device_for(self.device)
+        if device.keeps_history:
+            device.stop_history()
         else:
             super().discard()
 
     def write(self) -> None:
         """Write what was recorded."""
-        if self.device.type == "cuda":
-            torch.cuda.memory._dump_snapshot(str(self.path))  # type: ignore[no-untyped-call]
-            self.discard()
+        device = device_for(self.device)
+        if device.keeps_history:
+            device.write_history(self.path)
+            device.stop_history()
             self._say("was written: open it in pytorch.org/memory_viz")
             return
         super().write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import linecache
 import sys
 from collections.abc import Callable, Mapping
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import Manifest
 from piper_runtime.optimizer import OptimizerFactory
-from piper_runtime.tensorfile import load_tensors, save_tensors
+from piper_runtime.tensorfile import load_tensors, save_tensors, tensor_bytes
 
-__all__ = ["Program", "chunk", "content_hash", "flatten"]
+__all__ = ["Program", "chunk", "content_hash", "flatten", "seal", "seal_folder"]
 
 MANIFEST = "manifest.json"
 KERNELS = "kernels.py"
@@ -56,12 +57,37 @@ def flatten(*parts: Tensor, numel: int) -> Tensor:
     return torch.cat([*flat, parts[0].new_zeros(missing)] if missing else flat)
 
 
-def content_hash(texts: Mapping[str, str]) -> str:
-    """Return the sha256 of all ``.py`` texts: name, NUL, text, NUL, sorted by name."""
+def content_hash(texts: Mapping[str, str], constants: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of all texts and constants: name, NUL, contents, NUL, sorted by name.
+
+    The manifest counts as JSON with sorted keys and without its ``hash``, a constant as its dtype
+    and shape, NUL, its elements in row-major order.
+    """
     digest = hashlib.sha256()
-    for name in sorted(name for name in texts if name.endswith(".py")):
-        digest.update(f"{name}\0{texts[name]}\0".encode())
+    for name, text in sorted(texts.items()):
+        if name == MANIFEST:
+            entries = {key: value for key, value in json.loads(text).items() if key != "hash"}
+            text = json.dumps(entries, sort_keys=True)
+        digest.update(f"{name}\0{text}\0".encode())
+    for name, tensor in sorted(constants.items()):
+        digest.update(f"{name}\0{tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor_bytes(tensor) + b"\0")
     return digest.hexdigest()
+
+
+def seal(texts: Mapping[str, str], constants: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the texts of a program with the hash of what they and the constants are now.
+
+    A program whose hash is another one is refused: whoever changes a text on purpose seals it.
+    """
+    manifest = json.loads(texts[MANIFEST]) | {"hash": content_hash(texts, constants)}
+    return {**texts, MANIFEST: f"{json.dumps(manifest, indent=1)}\n"}
+
+
+def seal_folder(path: str | Path) -> None:
+    """Write the hash of what the files of a program are now into its manifest."""
+    texts, constants = _read(Path(path))
+    (Path(path) / MANIFEST).write_text(seal(texts, constants)[MANIFEST])
 
 
 class Program:
@@ -95,7 +121,7 @@ class Program:
         for name in (KERNELS, *self.manifest.programs):
             if name not in texts:
                 raise ProgramError(f"program expected a file {name}, got {sorted(texts)}")
-        got = content_hash(texts)
+        got = content_hash(texts, self.constants)
         if got != self.manifest.hash:
             raise ProgramError(
                 f"program expected hash {self.manifest.hash} (its files were changed), got {got}"
@@ -104,14 +130,8 @@ class Program:
     @staticmethod
     def open(path: str | Path) -> Program:
         """Read a compiled directory; raises ProgramError or FileNotFoundError."""
-        folder = Path(path)
-        if not (folder / MANIFEST).is_file():
-            raise FileNotFoundError(f"expected a compiled program with a {MANIFEST}, got {folder}")
-        files = [*folder.glob("*.py"), folder / MANIFEST, *folder.glob("ir/*.mlir")]
-        texts = {str(file.relative_to(folder)): file.read_text() for file in files}
-        constants = folder / CONSTANTS
-        tensors = load_tensors(constants) if constants.is_file() else {}
-        return Program(texts, constants=tensors, path=folder)
+        texts, constants = _read(Path(path))
+        return Program(texts, constants=constants, path=Path(path))
 
     def save(self, path: str | Path) -> None:
         """Write the artifact to a directory, which is made if it does not exist.
@@ -136,6 +156,16 @@ class Program:
     def load(self, device: torch.device) -> LoadedProgram:
         """Execute the texts as a package with kernels bound to ``device``."""
         return LoadedProgram(self, device)
+
+
+def _read(folder: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the texts and constants in a folder; raises FileNotFoundError if it has no program."""
+    if not (folder / MANIFEST).is_file():
+        raise FileNotFoundError(f"expected a compiled program with a {MANIFEST}, got {folder}")
+    files = [*folder.glob("*.py"), folder / MANIFEST, *folder.glob("ir/*.mlir")]
+    texts = {str(file.relative_to(folder)): file.read_text() for file in files}
+    constants = folder / CONSTANTS
+    return texts, load_tensors(constants) if constants.is_file() else {}
 
 
 def _files_of(folder: Path) -> set[str]:

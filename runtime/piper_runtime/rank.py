@@ -155,17 +155,22 @@ class Rank:
         *,
         norm: Handle | None = None,
         clip: float | None = None,
+        skip: Handle | None = None,
         after: Events = (),
     ) -> Handle:
         """Step the bucket's optimizer and return the new flat value: this rank's part of it.
 
-        ``gradient`` is flat and of the value's size. ``norm`` is the SUM OF SQUARES of all gradients; with ``clip`` the gradient is scaled by
-        ``min(1, clip / (sqrt(norm) + 1e-6))`` first.
+        ``gradient`` is flat and of the value's size. ``norm`` is the SUM OF SQUARES of all
+        gradients; with ``clip`` the gradient is scaled by ``min(1, clip / (sqrt(norm) + 1e-6))``
+        first. ``skip`` is a scalar that, when it is not zero, leaves the state as it is; the host
+        waits for it. It must be the same on all ranks.
         """
         if clip is not None and norm is None:
             raise ProgramError(f"update of {bucket!r} with clip={clip} expected a norm, got none")
         operands = (gradient,) if norm is None or clip is None else (gradient, norm)
-        thunk = partial(compute.update, self.home.bucket(bucket), clip)
+        if skip is not None:
+            operands += (skip,)
+        thunk = compute.Update(self.home.bucket(bucket), clip, may_skip=skip is not None)
         return self._compute("update", bucket, thunk, operands, after=after)
 
     def free(self, *handles: Handle, after: Events = ()) -> None:

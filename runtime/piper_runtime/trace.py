@@ -167,6 +167,7 @@ class _Trace:
                 "comm": span.comm,
                 "peer": None if span.peer < 0 else span.peer,
                 "meeting": self._meetings.get(span),
+                **dict.fromkeys(line.flags, True),
             }
             known = {key: value for key, value in about.items() if value not in ("", None)}
             category = f"instruction,{span.kind}"

@@ -51,8 +51,8 @@ class Trainer:
     """Runs a compiled program on the ranks of this process.
 
     ``program`` is a ``Program`` or the path of a compiled directory. ``transport`` is a transport,
-    ``"local"``, ``"gloo"`` or None for what the environment says; the choice is printed to stderr
-    by the process of rank 0. First values come from ``model`` where it is materialised (default:
+    ``"local"``, ``"gloo"``, ``"nccl"`` or None for what the environment says; the choice is printed
+    to stderr by the process of rank 0. First values come from ``model`` where it is materialised (default:
     the program's model, if it was compiled in this process), else from ``init(name, shape, dtype,
     generator)`` with a generator seeded by ``seed`` and the name. ``optimizer`` maps a list of
     parameters to a torch optimizer (default: the one the strategy named).

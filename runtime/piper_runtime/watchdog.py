@@ -54,7 +54,8 @@ class Watchdog:
 
     ``limit`` is how many seconds a rank may stand still in a call, ``fail`` is told of the failure
     to raise, and ``stopped`` returns whether it was raised since. ``addresses`` says where the
-    counters of every rank are. The store is used by this thread and by those that fail.
+    counters of every rank are, ``poll`` brings those of this one up to date. The store is used by
+    this thread and by those that fail.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Watchdog:
         limit: float,
         fail: Callable[[BaseException], None],
         stopped: Callable[[], bool],
+        poll: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Find the other processes of this machine."""
         self._store, self._rank, self._programs = store, rank, programs
         self._counters, self._limit = counters, limit
         self._fail, self._stopped, self._now = fail, stopped, now
+        self._poll = poll
         self._world = range(programs.mesh.world_size)
         peers = {r: Peer.find(a, addresses[rank]) for r, a in enumerate(addresses) if r != rank}
         self._peers = {r: peer for r, peer in peers.items() if peer is not None}
@@ -113,6 +116,7 @@ class Watchdog:
 
     def look(self) -> None:
         """Do what is to be done in every period."""
+        self._poll()
         now = self._now()
         self._sample(now)
         ages = [round(now - since, 3) for since in self._changed]

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from gpt import GPT, Config
 from piper_runtime import Program, Trainer
 from piper_runtime.kernels import KernelError
-from piper_runtime.program import content_hash
+from piper_runtime.program import seal
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.slow  # a minute of compiling
@@ -155,7 +155,6 @@ def test_a_kernel_that_inductor_refuses_is_named(program: Program, compiler: Pat
     head, colon, body = texts["kernels.py"].partition(f"def {name}(")
     body = body.replace("    return ", "    torch.ops.no.such_op()\n    return ", 1)
     texts["kernels.py"] = head + colon + body
-    manifest = texts["manifest.json"].replace(program.manifest.hash, content_hash(texts))
-    broken = Program(texts | {"manifest.json": manifest}, model=program.model)
+    broken = Program(seal(texts, {}), model=program.model)
     with pytest.raises(KernelError, match=f"kernel '{name}' could not be compiled .*such_op"):
         Trainer(broken, transport="local", kernels="inductor", optimizer=make_adamw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -54,6 +55,15 @@ def test_parameter_hook() -> None:
     model = Mlp().double()
     model.first.weight.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
     refused(r"parameter 'first\.weight' has a hook.*test_capture_refusals\.py:\d+", model)
+
+
+def test_attribute_that_cannot_be_copied() -> None:
+    class Locked(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    refused(r"^model Locked cannot be copied: cannot pickle '_thread\.lock' object", Locked())
 
 
 def test_graph_break() -> None:
@@ -236,6 +246,16 @@ LOSSES: dict[str, tuple[Loss, str]] = {
         lambda model, batch: cast(Tensor, {"loss": sum_loss(model, batch)}),
         r"expected to return a tensor, got dict",
     ),
+    "a target that is trained, too": (
+        lambda model, batch: functional.mse_loss(model(batch["x"]), 2 * model(batch["x"])),
+        r"test_capture_refusals\.py:\d+.*got a loss with 2 backward ops",
+    ),
+    "a target of a decomposed loss that is trained, too": (
+        lambda model, batch: functional.binary_cross_entropy_with_logits(
+            model(batch["x"]), model(batch["x"]).sigmoid()
+        ),
+        r"test_capture_refusals\.py:\d+.*got a mean whose backward divides 2 times",
+    ),
     "labels made from parameters": (
         lambda model, batch: functional.cross_entropy(
             model(batch["x"]), model(batch["x"]).argmax(-1)
@@ -244,6 +264,20 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     ),
     "no parameter": (lambda model, batch: batch["x"].sum(), r"depends on no trainable parameter"),
 }
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [lambda model, batch: model.scale, lambda model, batch: model.scale * 2],
+    ids=["as it is", "scaled"],
+)
+def test_loss_that_is_a_parameter(loss_fn: Loss) -> None:
+    model = Mlp()
+    model.scale = nn.Parameter(torch.ones(()))
+    message = (
+        "^loss expected one sum or mean over examples times a constant, got state 'scale' itself$"
+    )
+    refused(message, model, loss_fn)
 
 
 @pytest.mark.parametrize("case", LOSSES)

@@ -223,6 +223,32 @@ def test_arguments_that_no_program_can_hold_are_refused() -> None:
         import_captures([captured], mesh=MESH)
 
 
+@pytest.fixture
+def halves() -> Iterator[Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
+    """An op of two results, of which one is a list of tensors."""
+    with torch.library._scoped_library("piper_test", "DEF") as library:
+        library.define("halves(Tensor x) -> (Tensor, Tensor[])")
+        library.impl("halves", lambda x: (x * 2, [x + 1, x + 2]), "CompositeExplicitAutograd")
+        name = "piper_test::halves"
+        torch.library.register_autograd(name, lambda _, d, ds: d * 2 + ds[0] + ds[1], lib=library)
+        yield torch.ops.piper_test.halves.default
+
+
+def test_results_that_are_no_tensors_are_refused_if_used(
+    halves: Callable[[Tensor], tuple[Tensor, list[Tensor]]],
+) -> None:
+    def lists(x: Tensor) -> Tensor:
+        whole, (first, _) = halves(x)
+        return whole + first
+
+    message = (
+        r"test_importer\.py:\d+.*: op piper_test\.halves\.default expected only tensors to be used, "
+        "got result 1"
+    )
+    with pytest.raises(CaptureError, match=message):
+        import_captures([rows(Of(lists))], mesh=MESH)
+
+
 def test_unknown_ops_are_refused() -> None:
     assert returns_tensor(find_op("aten.mm.default"))
     assert not returns_tensor(find_op("aten.split.Tensor"))

@@ -1,4 +1,4 @@
-// What has no effect in programs.
+// What has no effect in programs, or no place there.
 // RUN: piper-opt %s -split-input-file -verify-diagnostics --piper-lower-programs
 
 // Priorities are of communication: a stream needs a communicator that is for it.
@@ -34,4 +34,19 @@ piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
 piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 1 {
   %x = input "x" mb 0 at 0 : !x
   %z = run @a.0$F(%x) mb 0 at 0 : (!x) -> !x
+}
+
+// -----
+
+// Of collectives, only sums are instructions so far.
+
+!p = tensor<4xf32, #piper.layout<dp = shard(0)>>
+!r = tensor<8xf32, #piper.layout<dp = replicated>>
+piper.mesh @mesh [pp = 1 unrolled, dp = 2 manual]
+piper.stream @dp
+piper.chunk @a.0$F pass = F stage = 0 (%x: !p) -> !p { return %x : !p }
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 1 {
+  %x = input "x" mb 0 at 0 : !p
+  // expected-error @+1 {{cannot be lowered yet: expected an instruction of one coordinate, a transfer or an all_reduce}}
+  %y = all_gather %x at [0] dim 0 over ["dp"] on @dp : !p -> !r
 }

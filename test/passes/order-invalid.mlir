@@ -75,3 +75,39 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] microbatch
 piper.mesh @mesh [pp = 2 unrolled]
 // expected-error @+1 {{expected an order directive: several coordinates need a schedule}}
 piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: !x) {}
+
+// -----
+
+// Overlap is a directive without a pass.
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{is not implemented: it would have no effect}}
+  piper.do.overlap <tag = "layer"> lanes = {}
+}
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+
+// -----
+
+// Half a backward is none, and one with its halves is two.
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected a schedule with either 0B0 or both 0I0 and 0W0}}
+  piper.do.order @order
+}
+piper.schedule @order axis = "pp" stages = 1 microbatches = 1 ["0F0 0I0"]
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] microbatches = 1 (%x: !x) {}
+
+// -----
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected a schedule with either 0B0 or both 0I0 and 0W0}}
+  piper.do.order @order
+}
+piper.schedule @order axis = "pp" stages = 1 microbatches = 1 ["0F0 0B0 0I0 0W0"]
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] microbatches = 1 (%x: !x) {}

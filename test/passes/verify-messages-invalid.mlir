@@ -275,6 +275,26 @@ piper.program @train$pp1 of @train$cluster at 1 {
 
 // -----
 
+// One without `across` stays at its coordinate.
+
+!x = tensor<4xf32, #piper.layout<dp = partial>>
+!y = tensor<4xf32, #piper.layout<dp = replicated>>
+piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual]
+piper.stream @pp
+// expected-note @+1 {{the communicator is here}}
+piper.comm @reduce.dp$0.1 axes ["dp"] coordinates [0, 1] for @pp
+piper.program @train$pp0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+  %x = input "x" mb 0 : !x
+  %e = record
+  // expected-error @+1 {{expected a communicator over ["dp"] that stays at coordinate 1}}
+  %a, %ae = all_reduce %x over ["dp"] on @reduce.dp$0.1 after %e : !x -> !y, !piper.event
+}
+
+// -----
+
 // The members are distinct.
 
 !x = tensor<4xf32>

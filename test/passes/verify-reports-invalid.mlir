@@ -109,6 +109,38 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches
 
 // -----
 
+// It has none if the step's has none.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%s: !s) -> !s { return %s : !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["s", "n"] dims [0, 0] microbatches = 2 homes [[0]] (%s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" coeff 0.5 -> !s
+  %0 = run @a.0$F(%s) : (!s) -> !s
+  output "loss" %0 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  // expected-error @+1 {{expected no count, as in @train}}
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0 = run @a.0$F(%s0) mb 0 at 0 : (!s) -> !s
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1 = run @a.0$F(%s1) mb 1 at 0 : (!s) -> !s
+  %l = sum %a0, %a1 at 0 : !s -> !s
+  output "loss" %l scale %t at 0 : !s, !s
+}
+
+// -----
+
 // The count is that of all microbatches.
 
 !x = tensor<4xf32>

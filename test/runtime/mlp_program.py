@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from piper_runtime import Program
-from piper_runtime.program import content_hash
+from piper_runtime.program import seal
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -289,8 +289,7 @@ def _manifest(num: int, dp: int, dtype: str, clip: float | None) -> dict[str, An
 
 def sealed(texts: dict[str, str]) -> dict[str, str]:
     """Return the texts with the hash of what they are now."""
-    manifest = json.loads(texts["manifest.json"]) | {"hash": content_hash(texts)}
-    return texts | {"manifest.json": json.dumps(manifest, indent=1)}
+    return seal(texts, {})
 
 
 def program_texts(

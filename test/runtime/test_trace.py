@@ -289,6 +289,8 @@ def test_on_cuda_a_memory_snapshot_is_the_allocator_s(
     def history(enabled: str | None = "all", **settings: Any) -> None:
         calls.append(f"history {enabled} {settings['device']}")
 
+    for name, value in {"is_available": True, "device_count": 1, "current_device": 0}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", history)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
     transport = LocalTransport(device="cuda")
@@ -298,7 +300,7 @@ def test_on_cuda_a_memory_snapshot_is_the_allocator_s(
     assert [window.wants(step) for step in (3, 4, 5)] == [False, True, False]
     window.begin()
     window.end([], (4, 0, 1))
-    assert calls == ["history all cuda", str(path), "history None cuda"]
+    assert calls == ["history all cuda:0", str(path), "history None cuda:0"]
 
 
 def test_a_memory_snapshot_needs_a_device_that_tells(tmp_path: Path) -> None:

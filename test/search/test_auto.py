@@ -32,6 +32,7 @@ def load_benchmark() -> Any:
 
 
 BENCHMARK = load_benchmark()
+PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 GOLDEN = [
     pytest.param(setting, id=f"{'-'.join(map(str, setting.size))}-{times}-{setting.memory}")
     for times, setting in BENCHMARK.golden()
@@ -138,9 +139,30 @@ def test_it_is_faster_than_every_named_schedule_where_stages_or_messages_are_une
 
 @pytest.mark.slow
 def test_documentation_shows_what_the_benchmark_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "search.md").read_text()
     BENCHMARK.print_uneven(0.2)
-    assert capsys.readouterr().out in page
+    assert capsys.readouterr().out in PAGE.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("placement", "times"), BENCHMARK.golden_groups())
+def test_documentation_shows_what_the_benchmark_finds(placement: Placement, times: str) -> None:
+    """Row by row; at this effort each search ends after some seconds of work."""
+    assert BENCHMARK.golden_row(placement, times, 0.2) in PAGE.read_text().splitlines()
+
+
+def test_documentation_has_a_row_for_all_golden_settings() -> None:
+    lines = PAGE.read_text().splitlines()
+    start = lines.index(
+        "| placement | F, I, W | settings | slower | as fast | faster | most | best possible "
+        "| largest gap |"
+    )
+    wanted = [
+        f"| {placement} | {times} | {len(settings)} |"
+        for (placement, times), settings in BENCHMARK.golden_groups().items()
+    ]
+    rows = lines[start + 2 : start + 2 + len(wanted)]
+    assert ["|".join(row.split("|")[:4]) + "|" for row in rows] == wanted
+    assert not lines[start + 2 + len(wanted)]
 
 
 def test_limits_may_differ_by_rank() -> None:

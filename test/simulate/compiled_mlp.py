@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import piper
 import torch
+from piper.strategy.order import Order
 from piper_runtime import Program
 from torch import nn
 
@@ -21,7 +22,9 @@ class Mlp(nn.Module):
         return x
 
 
-def compiled(order: str, *, pp: int, microbatches: int, width: int = 8, v: bool = False) -> Program:
+def compiled(
+    order: str | Order, *, pp: int, microbatches: int, width: int = 8, v: bool = False
+) -> Program:
     """A pipeline of as many stages as ranks, or of twice as many in a V."""
     place = piper.place(stages=2 * pp, coordinates="v") if v else piper.place(stages=pp)
     strategy = piper.Strategy(
@@ -31,7 +34,7 @@ def compiled(order: str, *, pp: int, microbatches: int, width: int = 8, v: bool 
             piper.split(microbatches=microbatches),
             place,
             piper.replicate(axis="dp"),
-            piper.order(order),
+            order if isinstance(order, Order) else piper.order(order),
             piper.update(lambda parameters: torch.optim.AdamW(parameters)),
         ],
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from piper.schedules import Action, Pair
 from piper.simulate import Costs
@@ -43,6 +45,38 @@ def test_times_are_numbers(wrong: float) -> None:
 def test_lengths_agree() -> None:
     with pytest.raises(ValueError, match=r"as many as stages, got F 2, B 3, I 3, W 1"):
         Costs.per_stage([1, 2], I=[1, 2, 3])
+
+    with pytest.raises(ValueError, match=r"as many as stages, got F 0, B 1, I 1, W 1"):
+        Costs.per_stage([])
+
+
+@pytest.mark.parametrize("pair", [None, 2.5, {(0, 1): 2.0, (1, 0): 3.5}])
+def test_costs_are_written_and_read(
+    pair: float | dict[tuple[int, int], float] | None, tmp_path: Path
+) -> None:
+    costs = Costs.per_stage([1e-7, 2.0], I=[0, 4], W=5, B=[3, 7], pair=pair)
+    costs.write(tmp_path / "costs.json")
+    assert Costs.read(tmp_path / "costs.json") == costs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"F": [1], "B": [2], "I": [1]}', "KeyError: 'W'"),
+        ('{"F": 1, "B": [2], "I": [1], "W": [1]}', "TypeError"),
+        ('{"F": ["x"], "B": [2], "I": [1], "W": [1]}', "ValueError: could not convert"),
+        ('{"F": [-1], "B": [2], "I": [1], "W": [1]}', "cost of F must be finite and at least 0"),
+        ('{"F": [1], "B": [2], "I": [1], "W": [1], "pair": [[0, 1]]}', "not enough values"),
+    ],
+)
+def test_files_that_hold_no_costs_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text(text)
+    with pytest.raises(ValueError, match="a list of times for each of F, B, I and W, got") as error:
+        Costs.read(tmp_path / "wrong.json")
+    assert str(error.value).startswith(f"{tmp_path / 'wrong.json'}: expected costs")
+    assert message in str(error.value)
 
 
 def test_every_stage_has_a_cost() -> None:

@@ -190,6 +190,31 @@ def test_a_program_as_measured(say: Any, folder: Path, tmp_path: Path) -> None:
     assert "|0F0" in said
 
 
+def test_costs_of_stages(say: Any, refused: Any, folder: Path, tmp_path: Path) -> None:
+    """What a program with halves costs is printed and written, and a schedule takes it."""
+    halves, file = tmp_path / "halves", tmp_path / "costs.json"
+    compiled("ZBH1", pp=2, microbatches=2).save(halves)
+    facts = ProgramFacts.read(halves)
+    Profile("", dict.fromkeys(facts.kernels, 1.0), 1e15).write(tmp_path / "profile.json")
+    options = ("--profile", tmp_path / "profile.json", "--link", "pcie4", "--write-costs", file)
+    said = say(halves, *options)
+    assert (
+        "\n\nstages: seconds of a microbatch\n"
+        "  stage   F   B   I   W\n"
+        "      0  2s  3s  1s  2s\n"
+        "      1  2s  4s  2s  2s\n"
+        f'wrote {file}: piper.order("auto", costs="{file}", latency=5.7e-06) takes it\n'
+    ) in said
+    said = say("ZBH1", "--ranks", 2, "--microbatches", 2, "--cost", file)
+    assert said.startswith("ZBH1, 2 ranks, 2 microbatches; F 2:2, B 3:4, I 1:2, W 2:2\n")
+    Profile("", dict.fromkeys(ProgramFacts.read(folder).kernels, 1.0), 1).write(file)
+    wrong = ("--profile", file, "--link", "pcie4", "--write-costs", tmp_path / "none.json")
+    assert "as order ZBH1 does, got one that runs only whole ones at stage 0" in refused(
+        folder, *wrong
+    )
+    assert not (tmp_path / "none.json").exists()
+
+
 SIZES = ("--ranks", "2", "--microbatches", "2")
 
 
@@ -210,6 +235,8 @@ SIZES = ("--ranks", "2", "--microbatches", "2")
         (("1F1B", *SIZES, "--cost", "F=x"), "--cost of F expected numbers, got 'x'"),
         (("1F1B", *SIZES, "--cost", "pair=1:2"), "--cost of pair expected one number, got 1.0:2.0"),
         (("1F1B", *SIZES, "--cost", "F=-1"), "cost of F must be finite and at least 0, got -1.0"),
+        (("1F1B", *SIZES, "--write-costs", "x"), "--write-costs expected a compiled directory"),
+        (("1F1B", *SIZES, "--cost", "no.json"), "--cost expected a file that exists, got no.json"),
         (("1F1B", *SIZES, "--cost", "F=1,F=2"), "--cost expected F once, got 'F=1,F=2'"),
         (
             ("1F1B", *SIZES, "--cost", "F=1:2:3"),
@@ -244,6 +271,7 @@ def test_wrong_words_about_tables(
         ),
         (("--link", "pcie4", "--profile", "no.json"), "--profile expected a file, got no.json"),
         (("--link", "pcie4", "--measure", "no/x.json"), "--measure expected a file in a directory"),
+        (("--link", "pcie4", "--write-costs", "no/x.json"), "--write-costs expected a file in a"),
         (("--link", "pcie4", "--ranks", "2"), "--ranks expected a schedule, got"),
         (("--link", "pcie4", "--ragged"), "--ragged expected a schedule, got"),
         (("--link", "nvlink", "--device", "cpu"), "unknown link 'nvlink'"),

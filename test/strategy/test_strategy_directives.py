@@ -117,6 +117,17 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "schedule must be a name, 'auto', a Table, a function or a .csv path, got <object",
     ),
     "no file": (lambda: order("none.csv"), OSError, "none.csv"),
+    "no costs": (lambda: order("auto", costs="none.json"), OSError, "none.json"),
+    "other costs": (
+        lambda: order("auto", costs=__file__),
+        ValueError,
+        "test_strategy_directives.py: expected costs with a list of times for each of F, B, I and",
+    ),
+    "costs of none": (
+        lambda: order("1F1B", costs="none.json"),
+        TypeError,
+        r"order options costs are for a search, order\('auto'\), got '1F1B'",
+    ),
     "optimizer": (
         lambda: update(anything),
         TypeError,

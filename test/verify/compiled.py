@@ -15,6 +15,7 @@ from piper.emit.symbols import Symbols
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
 from piper_runtime import Program
+from piper_runtime.program import seal
 from small_gpt import TAGS, batches, captures
 from strategies import Case
 from torch import nn
@@ -65,7 +66,9 @@ class Compiled:
         symbols = Symbols(module)
         texts = {"kernels.py": emit_kernels(module), **emit_programs(symbols)}
         texts["manifest.json"] = emit_manifest(symbols, texts)
-        program = Program(texts, constants=self.program.constants, model=self.model, optimizer=sgd)
+        constants = self.program.constants
+        texts = seal(texts, constants)
+        program = Program(texts, constants=constants, model=self.model, optimizer=sgd)
         check_steps(_step(program, self.model, self.batch), self.steps, bound=bound)
 
 

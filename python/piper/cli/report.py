@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from piper.cli.text import table
 from piper.schedules import Table, unfinished
-from piper.simulate import Device, ProgramSimulation, Simulation, Step
+from piper.simulate import Costs, Device, ProgramSimulation, Simulation, Step
 from piper.simulate.views import Timeline, draw_text, format_bytes, format_seconds
 
-__all__ = ["program_report", "table_report"]
+__all__ = ["costs_report", "program_report", "table_report"]
 
 _NAMES = 6  # the most that are listed
 
@@ -58,6 +58,28 @@ def program_report(
         room = format_bytes(device.memory)
         yield f"  {format_bytes(most)} {verdict} the {room} of {device.name}"
     yield from _path(simulation.critical_path, simulation.facts.axis or "rank", format_seconds)
+
+
+def costs_report(costs: Costs, simulation: ProgramSimulation, path: str) -> Iterator[str]:
+    """Yield a row per stage, and how an order is searched for with what was written to `path`."""
+    yield from ("", "stages: seconds of a microbatch")
+    rows: list[Sequence[str]] = [("stage", *costs.passes)]
+    for stage, times in enumerate(zip(*costs.passes.values(), strict=True)):
+        rows.append((str(stage), *map(format_seconds, times)))
+    yield from table(rows, numbers=5)
+    latency = f"{_longest_message(simulation):.3g}"
+    yield f'wrote {path}: piper.order("auto", costs="{path}", latency={latency}) takes it'
+
+
+def _longest_message(simulation: ProgramSimulation) -> float:
+    """Seconds of the slowest message between stages, 0 without any."""
+    lengths = (
+        end - start
+        for at, rows in simulation.facts.entry(simulation.entry).items()
+        for row, (start, end) in zip(rows, simulation.times[at], strict=True)
+        if row["op"] == "send"
+    )
+    return max(lengths, default=0.0)
 
 
 def _picture(timeline: Timeline) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from piper_runtime.program import MANIFEST
 
 from piper.cli.pricing import add_options, read_network, read_prices
-from piper.cli.report import program_report, table_report
+from piper.cli.report import costs_report, program_report, table_report
 from piper.cli.text import plural
 from piper.schedules import Table, generate, schedule_name
 from piper.simulate import (
@@ -21,6 +21,7 @@ from piper.simulate import (
     measure_kernels,
     simulate,
     simulate_program,
+    stage_costs,
 )
 from piper.simulate.devices import device_names, link_names
 from piper.simulate.views import (
@@ -71,6 +72,8 @@ examples:
   piper simulate out --device H100 --link nvlink --link dp=infiniband
   piper simulate out --measure cpu.json --link loopback
   piper simulate out --profile cpu.json --link loopback --trace out.json
+  piper simulate out --profile cpu.json --link loopback --write-costs costs.json
+  piper simulate ZBH2 --ranks 4 --microbatches 8 --cost costs.json
 """
 _PASSES = ("F", "B", "I", "W", "pair")
 
@@ -95,7 +98,7 @@ def add_parser(commands: Commands) -> None:
         "--cost",
         metavar="F=1,I=1,W=1",
         help="times of F, B (default: I + W), I, W and pair (default: F + B); "
-        "1:2:1 gives one per stage",
+        "1:2:1 gives one per stage; or a FILE.json of --write-costs",
     )
     tables.add_argument(
         "--ragged",
@@ -108,6 +111,11 @@ def add_parser(commands: Commands) -> None:
     programs.add_argument("--entry", metavar="NAME", help="entry point (default: train)")
     add_options(programs)
     programs.add_argument("--measure", metavar="FILE", help="measure kernels here, write a profile")
+    programs.add_argument(
+        "--write-costs",
+        metavar="FILE",
+        help="write seconds per stage and pass, for --cost and for order('auto', costs=FILE)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -119,8 +127,9 @@ def _run(options: argparse.Namespace) -> None:
         _refuse(options, "a schedule", *of_tables)
         lines, timeline = _program(options)
     else:
-        of_programs = ("entry", "device", "efficiency", "profile", "measure", "link", "issue")
-        _refuse(options, "a compiled directory", *of_programs, "optimizer_bytes")
+        of_prices = ("device", "efficiency", "profile", "measure", "link", "issue")
+        _refuse(options, "a compiled directory", "entry", *of_prices)
+        _refuse(options, "a compiled directory", "optimizer_bytes", "write_costs")
         lines, timeline = _table(options)
     print("\n".join(lines))
     if options.gantt is not None:
@@ -133,10 +142,11 @@ def _run(options: argparse.Namespace) -> None:
 
 def _check_files(options: argparse.Namespace) -> None:
     """Refuse files that cannot be read or written, before any work."""
-    for name in ("gantt", "trace", "measure"):
+    for name in ("gantt", "trace", "measure", "write_costs"):
         path = getattr(options, name)
         if path is not None and not Path(path).parent.is_dir():
-            raise ValueError(f"--{name} expected a file in a directory that exists, got {path}")
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} expected a file in a directory that exists, got {path}")
     if options.gantt is not None:
         check_format(options.gantt)
     if options.profile is not None and not Path(options.profile).is_file():
@@ -182,7 +192,11 @@ def _read_table(options: argparse.Namespace) -> tuple[Table, str]:
 
 
 def _costs(text: str) -> Costs:
-    """Read ``F=1,I=1:2,pair=3``."""
+    """Read ``F=1,I=1:2,pair=3``, or a file."""
+    if text.lower().endswith(".json"):
+        if not Path(text).is_file():
+            raise ValueError(f"--cost expected a file that exists, got {text}")
+        return Costs.read(text)
     given: dict[str, Sequence[float]] = {}
     for part in filter(None, text.split(",")):
         name, equals, times = part.partition("=")
@@ -227,7 +241,12 @@ def _program(options: argparse.Namespace) -> tuple[list[str], Timeline]:
     timeline = program_timeline(simulation)
     title = f"{options.source}: {simulation.entry} of {facts.manifest.mesh}, {priced}"
     target = device(options.device) if options.device else None
-    return [title, *program_report(simulation, timeline, target)], timeline
+    lines = [title, *program_report(simulation, timeline, target)]
+    if options.write_costs is not None:
+        costs = stage_costs(facts, prices, entry=simulation.entry)
+        costs.write(options.write_costs)
+        lines.extend(costs_report(costs, simulation, options.write_costs))
+    return lines, timeline
 
 
 def _prices(options: argparse.Namespace, facts: ProgramFacts) -> tuple[Prices, str]:

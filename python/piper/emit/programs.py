@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from piper.emit.chunks import emit_chunk
+from piper.emit.dump import row_flags
 from piper.emit.locations import format_location
 from piper.emit.names import Namer, identifier
 from piper.emit.symbols import Symbols
@@ -82,13 +83,21 @@ class _EntryPoint:
         """Yield the lines of the function."""
         yield f"def {self._program['entry']}(r):"
         for row in self._program["rows"]:
+            if row["op"] not in _KNOWN:
+                where = format_location(*row["loc"])
+                raise ValueError(
+                    f"{where + ': ' if where else ''}emission expected one of "
+                    f"{', '.join(_KNOWN)}, got {row['op']}"
+                )
             writer: Callable[[Row], _Call] = getattr(self, f"_{row['op']}")
             yield f"    {writer(row)}  # {self._comment(row)}".rstrip(" #")
 
     def _comment(self, row: Row) -> str:
         where = format_location(*row["loc"])
         cell = self._symbols.cell(row["chunk"], row["mb"]) if row["op"] == "run" else ""
-        return f"{cell} {where}".strip()
+        flags = row_flags(row)
+        marks = f"[{', '.join(flags)}]" if flags else ""
+        return " ".join(filter(None, (cell, where, marks)))
 
     def _bind(self, value: int, wish: str) -> str:
         self._names[value] = self._namer.fresh(wish)
@@ -125,7 +134,7 @@ class _EntryPoint:
         return _Call("run", arguments, targets)
 
     def _tangent(self, row: Row) -> _Call:
-        count = [f"count={self._names[row['in'][0]]}"] if row["in"] else []
+        count = [f"count={self._names[row['count']]}"] if "count" in row else []
         arguments = [repr(row["loss"]), *count, f"coeff={row['coeff']!r}"]
         arguments += [f"dtype={self._symbols.dtype(row['dtype'])!r}", *self._after(row)]
         return _Call("tangent", arguments, [self._bind(row["out"][0], f"d_{row['loss']}")])
@@ -152,6 +161,8 @@ class _EntryPoint:
         arguments = [repr(row["bucket"]), self._names[row["in"][0]]]
         if "norm" in row:
             arguments.append(f"norm={self._names[row['norm']]}")
+        if "skip" in row:
+            arguments.append(f"skip={self._names[row['skip']]}")
         if "clip" in row:
             arguments.append(f"clip={row['clip']!r}")
         [value] = row["out"]
@@ -214,3 +225,14 @@ class _EntryPoint:
         where += [f"mb={row['mb']}"] if "mb" in row else []
         names = [self._bind(row["out"][0], f"{wish}_{operand}"), self._event(row)]
         return _Call(row["op"], [operand, *where, *self._after(row)], names)
+
+
+# A method that returns a call writes the instruction that it is named after.
+_KNOWN = tuple(
+    sorted(
+        name.removeprefix("_")
+        for name, method in vars(_EntryPoint).items()
+        if getattr(method, "__annotations__", {}).get("return") == "_Call"
+        and name != "_collective"
+    )
+)

@@ -96,7 +96,7 @@ def clean_graph(joint: Joint, inputs: Sequence[InputSpec], *, backward: bool) ->
         gradients.setdefault(name, []).append(copied[node])
     tangents = (copied[node] for node, found in roles.items() if found.kind == "tangent")
     tangent = next(tangents, None) if backward else None
-    if backward and tangent is None:
+    if backward and tangent is None and loss.op != "placeholder":
         raise CaptureError(f"{node_site(loss)}: the loss depends on no trainable parameter")
     clean = CleanGraph(graph, copied[loss], tangent, states.specs(), gradients)
     graph.output((clean.loss, *(node for nodes in gradients.values() for node in nodes)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from piper.frontend.data import CaptureError
+from piper.frontend.data import CaptureError, role
 from piper.frontend.joint import CleanGraph
 from piper.frontend.op_facts import arguments
 from piper.frontend.sites import node_site
@@ -88,9 +88,10 @@ def make_sum(clean: CleanGraph) -> fx.Node | None:
 
 
 def _refuse(node: fx.Node, what: str) -> CaptureError:
+    site = node_site(node)
+    place = "" if site is None else f"{site}: "
     return CaptureError(
-        f"{node_site(node)}: loss expected one sum or mean over examples times a constant, "
-        f"got {what}"
+        f"{place}loss expected one sum or mean over examples times a constant, got {what}"
     )
 
 
@@ -112,7 +113,7 @@ def _linear_operand(node: fx.Node) -> fx.Node:
             raise _refuse(node, f"a loss plus a constant ({node.target})")
         raise _refuse(node, f"several terms ({node.target}); return one term, with one count")
     if node.op == "placeholder":
-        raise _refuse(node, "an input or state itself")
+        raise _refuse(node, f"{role(node).kind} {role(node).name!r} itself")
     linear = node.target in _UNARY_LINEAR or node.target in _SCALINGS
     if linear and len(operands) == 1 and node.args[0] is operands[0]:
         return operands[0]

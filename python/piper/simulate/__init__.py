@@ -9,6 +9,7 @@ from piper.simulate.memory import Memory
 from piper.simulate.network import Network
 from piper.simulate.prices import Prices, Profile, Roofline
 from piper.simulate.programs import ProgramSimulation, simulate_program
+from piper.simulate.stages import stage_costs
 from piper.simulate.tables import Simulation, Step, simulate
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "measure_kernels",
     "simulate",
     "simulate_program",
+    "stage_costs",
 ]

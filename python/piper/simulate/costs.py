@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from piper.schedules import Action, Pair, Pass
 
 __all__ = ["Costs"]
 
 Times = float | Sequence[float]
+_PASSES: tuple[Pass, ...] = ("F", "B", "I", "W")
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,8 @@ class Costs:
 
     `passes[pass]` holds a time per stage, or one for all stages. `pair` is the time of a forward
     and a backward that overlap: of every pair, or by (stage of the forward, stage of the backward);
-    a pair that it does not give takes as long as its two members one after the other.
+    a pair that it does not give takes as long as its two members one after the other. `write` and
+    `read` keep them as JSON.
 
     Raises:
         ValueError: a time that is negative or not finite, or passes that give different numbers of
@@ -36,7 +41,7 @@ class Costs:
             if not (time >= 0 and math.isfinite(time)):
                 raise ValueError(f"cost of {what} must be finite and at least 0, got {time}")
         counts = {len(times) for times in self.passes.values()} - {1}
-        if len(counts) > 1:
+        if len(counts) > 1 or 0 in counts:
             lengths = ", ".join(f"{name} {len(times)}" for name, times in self.passes.items())
             raise ValueError(f"costs must give one time or as many as stages, got {lengths}")
 
@@ -75,6 +80,35 @@ class Costs:
             "W": weights,
         }
         return cls(MappingProxyType(passes), pair)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Costs:
+        """Read what `write` wrote.
+
+        Raises:
+            ValueError: the file holds no costs.
+            OSError: it cannot be read.
+        """
+        try:
+            raw = json.loads(Path(path).read_text())
+            passes = {name: tuple(map(float, raw[name])) for name in _PASSES}
+            return cls(MappingProxyType(passes), _read_pair(raw.get("pair")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: expected costs with a list of times for each of F, B, I and W, "
+                f"got {type(error).__name__}: {error}"
+            ) from None
+
+    def write(self, path: str | Path) -> None:
+        """Write them as JSON: a list of times per pass, of one or as many as stages; `pair` is a
+        number, or holds [stage of the forward, stage of the backward, time] of each.
+        """
+        raw: dict[str, Any] = {name: list(times) for name, times in self.passes.items()}
+        if isinstance(self.pair, Mapping):
+            raw["pair"] = [[*stages, time] for stages, time in self.pair.items()]
+        elif self.pair is not None:
+            raw["pair"] = self.pair
+        Path(path).write_text(json.dumps(raw, indent=1) + "\n")
 
     def of(self, cell: Action | Pair) -> float:
         """The time of a cell.
@@ -124,3 +158,9 @@ def _tuple(times: Times) -> tuple[float, ...]:
 
 def _of(times: tuple[float, ...], stage: int) -> float:
     return times[stage] if len(times) > 1 else times[0]
+
+
+def _read_pair(raw: Any) -> float | Mapping[tuple[int, int], float] | None:
+    if isinstance(raw, list):
+        return {(int(forward), int(backward)): float(time) for forward, backward, time in raw}
+    return None if raw is None else float(raw)

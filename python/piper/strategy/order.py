@@ -187,19 +187,25 @@ def _renamed(schedule: Schedule, homes: Homes, microbatches: int) -> Table:
 def order(
     schedule: str | Path | Table | Generator,
     *,
-    costs: Costs | None = None,
+    costs: Costs | str | Path | None = None,
     latency: float | None = None,
     memory: float | Sequence[float] | Memory | None = None,
     effort: float | None = None,
 ) -> Order:
     """Issue passes in the order of a schedule; see `Order`.
 
+    `costs` may be a file that `Costs.write` or `piper simulate --write-costs` wrote.
+
     Raises:
         TypeError: options of a search beside a schedule that is not "auto".
+        ValueError: a file that holds no costs.
+        OSError: a file that cannot be read.
     """
     given = {"costs": costs, "latency": latency, "memory": memory, "effort": effort}
     options = {name: value for name, value in given.items() if value is not None}
     if options and isinstance(schedule, str) and schedule.lower() == _AUTO:
+        if isinstance(costs, str | Path):
+            options["costs"] = Costs.read(costs)
         return Order(Auto(**options))  # type: ignore[arg-type]  # of the types above
     if options:
         raise TypeError(

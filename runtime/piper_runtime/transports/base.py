@@ -44,6 +44,17 @@ class Transport(ABC):
     def start(self, manifest: Manifest) -> None:
         """Check the mesh against the world, set ``ranks`` and open the communicators."""
 
+    def refuse_stream_options(self, manifest: Manifest) -> None:
+        """Raise ValueError if a stream has a priority or SMs; for a transport that has neither."""
+        for comm in manifest.comms:
+            options = {"priority": comm.priority, "sms": comm.sms}
+            asked = [f"{name}={value}" for name, value in options.items() if value is not None]
+            if asked:
+                raise ValueError(
+                    f"transport {self.name} expected streams without priority and sms, since it "
+                    f"has neither, got {' and '.join(asked)} of communicator {comm.name!r}"
+                )
+
     def guard(self, loaded: LoadedProgram) -> None:
         """Begin to watch over the ranks, which run ``loaded``, if they can wait for each other."""
         return

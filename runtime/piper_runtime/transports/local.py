@@ -65,7 +65,8 @@ class LocalTransport(Transport):
         self._arrived: dict[Key, dict[int, Instruction]] = {}
 
     def start(self, manifest: Manifest) -> None:
-        """Take every rank of the mesh."""
+        """Take every rank of the mesh; raises ValueError for streams with priority or SMs."""
+        self.refuse_stream_options(manifest)
         self.ranks = tuple(range(manifest.mesh.world_size))
 
     def submit(self, instruction: Instruction) -> None:
