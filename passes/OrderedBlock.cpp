@@ -51,6 +51,7 @@ public:
                  entry.cell != order.cellOf[op];
         });
     }
+    settle(builder, [](const Pending &) { return true; });
     old->clear();
     old->erase();
   }

@@ -122,14 +122,15 @@ class Bucket:
             raise ProgramError(f"slot of {self.spec.name!r} expected {wanted}, got {name!r}")
 
     def num_bytes(self) -> tuple[int, int]:
-        """Return the bytes of value and main gradient, and those that the optimizer keeps.
+        """Return the bytes of all slots, and those that the optimizer keeps.
 
         Both grow in the first step: gradient and optimizer state are made when they are needed.
         """
-        main = 0 if self._main is None else self._main.flat.nbytes
+        slots = [self._grad, self.compute, None if self.spec.is_view else self.value]
         kept = [] if self._optimizer is None else self._optimizer.state.values()
         tensors = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
-        return self.value.nbytes + main, sum(tensor.nbytes for tensor in tensors)
+        held = sum(slot.nbytes for slot in slots if slot is not None)
+        return held, sum(tensor.nbytes for tensor in tensors)
 
     def slot(self, name: str) -> Tensor:
         """Return the flat tensor of slot ``value``, ``compute`` or ``grad``."""

@@ -47,7 +47,6 @@ class Case:
         reduce_dtype: torch.dtype | None = None,
     ) -> piper.Strategy:
         """The whole strategy, for a model with these annotations."""
-        axes = {name: size for name, size in (("pp", self.pp), ("dp", self.dp)) if size}
         directives: list[Directive] = [
             piper.annotate(tags),
             piper.split(microbatches=self.microbatches, dims=dims),
@@ -59,7 +58,12 @@ class Case:
             directives.append(self.replicate(reduce_dtype))
         if factory is not None:
             directives.append(piper.update(factory, clip=clip))
-        return piper.Strategy(mesh=axes, directives=directives)
+        return piper.Strategy(mesh=self.mesh, directives=directives)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The size of each axis."""
+        return {name: size for name, size in (("pp", self.pp), ("dp", self.dp)) if size}
 
     def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
         """How ranks of a data axis hold states and sum gradients."""

@@ -18,7 +18,6 @@ from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, sgd
 from piper.schedules import SCHEDULES
 from piper.strategy import Directive
 from piper_runtime import Program
-from piper_runtime.optimizer import OptimizerFactory
 from small_gpt import TAGS, token_loss
 from strategies import Captures, Case
 from torch import Tensor, nn
@@ -50,33 +49,25 @@ class Sharded(Case):
         """See `Case`."""
         return super().parts * max(1, self.rep)
 
-    def strategy(
-        self,
-        tags: Mapping[str, str],
-        factory: OptimizerFactory | None = None,
-        *,
-        clip: float | None = None,
-        dims: Mapping[str, int | None] | None = None,
-        stages: int | tuple[int, ...] | None = None,
-        reduce_dtype: torch.dtype | None = None,
-    ) -> piper.Strategy:
-        """See `Case`; the stages are those that the schedule places."""
-        stages = stages or SCHEDULES[self.schedule].stages(self.pp, self._chunks)
-        options = {"clip": clip, "dims": dims, "stages": stages, "reduce_dtype": reduce_dtype}
-        plain = super().strategy(tags, factory, **options)  # type: ignore[arg-type]
-        axes = {"pp": self.pp, **({"rep": self.rep} if self.rep else {}), "dp": self.dp}
-        return piper.Strategy(mesh=axes, directives=plain.directives)
+    @property
+    def mesh(self) -> dict[str, int]:
+        """See `Case`."""
+        if not self.rep:
+            return super().mesh
+        return {"pp": self.pp, "dp_replicate": self.rep, "dp_shard": self.dp}
 
     @property
-    def _chunks(self) -> int:
-        return SCHEDULES[self.schedule].chunks or 2
+    def stages(self) -> int:
+        """How many stages the schedule places on the ranks."""
+        schedule = SCHEDULES[self.schedule]
+        return schedule.stages(self.pp, schedule.chunks or 2)
 
     def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
         """See `Case`."""
         return piper.replicate(
-            axis=("rep", "dp") if self.rep else "dp",
+            axis=("dp_replicate", "dp_shard") if self.rep else "dp",
             zero=self.zero,
-            shard="dp" if self.rep and self.zero else None,
+            shard="dp_shard" if self.rep and self.zero else None,
             bucket_size=self.bucket_size,
             reduce=self.reduce,
             gather=self.gather,
@@ -97,9 +88,13 @@ QUICK = [  # every stage with every policy, every schedule, and every schedule a
 ] + [case for case in MATRIX if case.zero == 3 and case.reduce == "each"]
 
 
+def _strategy(case: Sharded) -> piper.Strategy:
+    return case.strategy(TAGS, sgd, clip=CLIP, stages=case.stages)
+
+
 def _compile(case: Sharded) -> tuple[Program, Captures, list[small_gpt.Batch]]:
     captures, batches = small_gpt.captures(tied=True, layers=LAYERS), small_gpt.batches(case)
-    return captures.compile(case.strategy(TAGS, sgd, clip=CLIP), batches[0]), captures, batches
+    return captures.compile(_strategy(case), batches[0]), captures, batches
 
 
 def _check(case: Sharded) -> None:
@@ -158,11 +153,11 @@ def test_shards_along_two_axes(zero: int) -> None:
     case = Case("1F1B", 1, 4, 2)
     captures, batches = small_gpt.captures(tied=True), small_gpt.batches(case, steps=2)
     strategy = piper.Strategy(
-        mesh={"a": 2, "b": 2},
+        mesh={"dp_replicate": 2, "dp_shard": 2},
         directives=[
             piper.annotate(TAGS),
             piper.split(microbatches=case.microbatches),
-            piper.replicate(axis=("a", "b"), zero=zero),
+            piper.replicate(axis=("dp_replicate", "dp_shard"), zero=zero),
             piper.update(adamw, clip=CLIP),
         ],
     )
@@ -192,17 +187,29 @@ def test_transformers_gpt2_at_stage_3() -> None:
 
 
 class Odd(nn.Module):
-    """Parameters of 0 dims, 3 and 7 elements, fewer than ranks; and one that is frozen."""
+    """Parameters of 3 and 7 elements and of 0 dims, fewer than ranks; and one that is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.ModuleList([Vector(3), Vector(7)])
-        self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
-        self.frozen = nn.Parameter(torch.tensor([1.5], dtype=torch.float64), requires_grad=False)
+        self.last = Scale()
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.inner:
             x = layer(x)
+        y: Tensor = self.last(x)
+        return y
+
+
+class Scale(nn.Module):
+    """Multiplies by a scalar that is trained and by one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.tensor([1.5], dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
         return x * self.scale * self.frozen
 
 
@@ -237,7 +244,7 @@ def test_odd_sizes(zero: int, bucket_size: int) -> None:
         {"x": torch.randn(case.parts, 5, generator=generator, dtype=torch.float64)}
         for _ in range(3)
     ]
-    captures, tags = odd(), {"inner.*": "inner"}
+    captures, tags = odd(), {"inner.*": "inner", "last": "last"}
     program = captures.compile(case.strategy(tags, adamw, clip=0.1), batches[0])
     expected = plain_steps(captures.model, squares, batches, adamw, clip=0.1)
     check_steps(piper_steps(program, captures.model, batches), expected)

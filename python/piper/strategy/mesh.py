@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 Role = Literal["unrolled", "manual"]
 
-ROLES: Final[Mapping[str, Role]] = MappingProxyType({"pp": "unrolled", "dp": "manual"})
-"""The axes known so far: pp has one program per coordinate, dp one program for all its ranks."""
+ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {"pp": "unrolled", "dp": "manual", "dp_replicate": "manual", "dp_shard": "manual"}
+)
+"""The axes known so far: pp has one program per coordinate, the data axes one for all their ranks.
+
+The names of a data axis of two factors are TorchTitan's.
+"""
 
 _PLANNED = ("tp", "sp", "cp", "ep")
 
