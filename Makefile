@@ -9,6 +9,9 @@ REQUIREMENTS := $(VENV)/.piper-requirements
 CONFIGURED := $(BUILD)/build.ninja
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h')
 REFERENCE := dialect passes
+TORCHRUN := $(BIN)/python -m torch.distributed.run
+IMPORTED := benchmarks/paired.py benchmarks/two_stages.py
+ON_RANKS := benchmarks/data_parallel.py
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -70,4 +73,6 @@ docs: build ## regenerate docs/reference from TableGen
 	for page in $(REFERENCE); do cp $(BUILD)/$$page/$$page.md docs/reference/$$page.md; done
 
 bench: build ## run the benchmarks
-	for script in benchmarks/*.py; do PYTHONPATH=examples $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out $(IMPORTED) $(ON_RANKS),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	for script in $(ON_RANKS) benchmarks/step_time.py; do $(TORCHRUN) --nproc-per-node 2 $$script || exit 1; done
+	$(TORCHRUN) --nproc-per-node 4 benchmarks/data_parallel.py --memory

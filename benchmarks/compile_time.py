@@ -1,5 +1,6 @@
 """How long each pass takes, and how that grows with stages x microbatches.
 
+    python benchmarks/compile_time.py --check
     python benchmarks/compile_time.py DualPipeV:8x16x24
     python benchmarks/compile_time.py 1F1B:8x32 1F1B:16x64 1F1B:32x128
 
@@ -8,6 +9,11 @@ chain of small layers, each a chunk, at dp 2, from the captured step to the dump
 emitted from. Prints seconds per pass and, by themselves, of the verifiers of ops that MLIR runs
 after every pass; how many instructions came out; the most memory that the process held so far; and
 per pass the slope of log(seconds) over log(instructions) between one size and the next.
+
+The last lines say which bounds hold, of those whose sizes were measured: DualPipeV:8x16x24 from
+record to verified programs in at most 1 s; 1F1B:64x512, all of it, in at most 20 s and 4 GB; and no
+pass that takes 2 ms or more at 1F1B:64x280 has a slope above 1.15 from 1F1B:24x108 to there. With
+``--check`` the exit status is 1 if one of them does not hold.
 """
 
 from __future__ import annotations
@@ -16,8 +22,9 @@ import argparse
 import math
 import re
 import resource
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from piper.emit.dump import read_programs
@@ -44,7 +51,13 @@ STAGES = {
 
 OP_VERIFIER = "(ops' verifiers)"  # MLIR runs them after every pass
 
-DEFAULT = ["DualPipeV:8x16x24", "1F1B:24x108", "1F1B:64x280"]  # the last two: 25k, 200k ops
+SECOND, LARGEST = "DualPipeV:8x16x24", "1F1B:64x512"
+SLOPE = ("1F1B:24x108", "1F1B:64x280")  # 25k and 200k instructions
+DEFAULT = [SECOND, *SLOPE, LARGEST]
+
+MOST_SECONDS = 1.0  # of SECOND
+LARGEST_SECONDS, LARGEST_BYTES = 20.0, 4e9
+MOST_SLOPE, LEAST_SECONDS = 1.15, 0.002  # of a pass, if it takes that long at the larger size
 
 X, W, S = "tensor<4x8xf32>", "tensor<8x8xf32>", "tensor<f32>"
 PURE, VIEW = "facts <pure, flops = 512>", "facts <view>"
@@ -141,17 +154,40 @@ def _step(layers: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds by (stage of the compiler, pass), and how many instructions the programs have."""
+    """What a size took: seconds by (stage of the compiler, pass), and instructions that came out.
+
+    `peak` is the most memory of the process until then, in bytes.
+    """
 
     seconds: dict[tuple[str, str], float]
     instructions: int
+    peak: int
+
+    @property
+    def total(self) -> float:
+        """Seconds from the captured step to the dump."""
+        return sum(self.seconds.values())
+
+    @property
+    def inner(self) -> float:
+        """Seconds from record to verified programs."""
+        outer = ("dump", "capture to chunks")
+        return sum(seconds for (stage, _), seconds in self.seconds.items() if stage not in outer)
+
+    def slopes(self, before: Measured) -> dict[tuple[str, str], float]:
+        """How each pass has grown with the instructions, as an exponent."""
+        grown = math.log(self.instructions / before.instructions)
+        return {
+            key: math.log(seconds / before.seconds[key]) / grown
+            for key, seconds in self.seconds.items()
+        }
 
 
 def measure(size: Size, *, repeat: int) -> Measured:
     """Compile one size, a pass at a time; the least time of several attempts."""
     attempts = [_measure_once(size) for _ in range(repeat)]
     seconds = {key: min(a.seconds[key] for a in attempts) for key in attempts[0].seconds}
-    return Measured(seconds, attempts[0].instructions)
+    return Measured(seconds, attempts[0].instructions, attempts[-1].peak)
 
 
 def _measure_once(size: Size) -> Measured:
@@ -173,43 +209,89 @@ def _measure_once(size: Size) -> Measured:
         start = time.perf_counter()
         programs = read_programs(module)
         seconds["dump", "dump"] = time.perf_counter() - start
-    return Measured(seconds, sum(len(program["rows"]) for program in programs))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Measured(seconds, sum(len(program["rows"]) for program in programs), peak)
 
 
-def main() -> None:
-    """Measure the sizes given and print a table."""
+@dataclass(frozen=True)
+class Bound:
+    """A sentence with numbers, and whether what it asks for holds."""
+
+    text: str
+    holds: bool
+
+    def __str__(self) -> str:
+        """Say so."""
+        return f"{'holds' if self.holds else 'FAILS'}: {self.text}"
+
+
+def bounds(measured: Mapping[str, Measured]) -> Iterator[Bound]:
+    """The bounds of the sizes that were measured."""
+    if found := measured.get(SECOND):
+        text = f"{SECOND} from record to verified programs in {found.inner:.3f} s"
+        yield Bound(f"{text}, at most {MOST_SECONDS:g} s", found.inner <= MOST_SECONDS)
+    if found := measured.get(LARGEST):
+        text = f"{LARGEST} in {found.total:.2f} s and {found.peak / 1e9:.2f} GB"
+        fits = found.total <= LARGEST_SECONDS and found.peak <= LARGEST_BYTES
+        yield Bound(f"{text}, at most {LARGEST_SECONDS:g} s and {LARGEST_BYTES / 1e9:g} GB", fits)
+    if all(size in measured for size in SLOPE):
+        yield _slope_bound(*(measured[size] for size in SLOPE))
+
+
+def _slope_bound(small: Measured, large: Measured) -> Bound:
+    slopes = {
+        key: slope
+        for key, slope in large.slopes(small).items()
+        if large.seconds[key] >= LEAST_SECONDS
+    }
+    stage, name = max(slopes, key=lambda key: slopes[key])
+    steepest = slopes[stage, name]
+    over = sum(slope > MOST_SLOPE for slope in slopes.values())
+    text = (
+        f"{' to '.join(SLOPE)}: {over} of {len(slopes)} passes of at least "
+        f"{LEAST_SECONDS * 1e3:g} ms are steeper than {MOST_SLOPE:g}, the steepest is {name} of "
+        f"{stage}: {steepest:.2f}"
+    )
+    return Bound(text, not over)
+
+
+def main() -> int:
+    """Measure the sizes given, print a table of each and the bounds; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="as above", default=DEFAULT)
     parser.add_argument("--repeat", type=int, default=3, help="attempts, of which the best counts")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound fails")
     options = parser.parse_args()
+    sizes = set(options.sizes)
+    if options.check and not (sizes & {SECOND, LARGEST} or sizes.issuperset(SLOPE)):
+        parser.error(f"--check expected sizes that have bounds, of {DEFAULT}, got {options.sizes}")
+    measured: dict[str, Measured] = {}
     before: Measured | None = None
-    for size in map(Size.parse, options.sizes):
-        measured = measure(size, repeat=options.repeat)
-        _report(size, measured, before)
-        before = measured
+    for text in options.sizes:
+        size = Size.parse(text)
+        measured[text] = measure(size, repeat=options.repeat)
+        _report(size, measured[text], before)
+        before = measured[text]
+    found = list(bounds(measured))
+    for bound in found:
+        print(bound)
+    return 1 if options.check and not all(bound.holds for bound in found) else 0
 
 
 def _report(size: Size, measured: Measured, before: Measured | None) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = measured.peak / 2**30
     print(f"{size}: {measured.instructions} instructions, at most {peak:.2f} GiB so far")
+    slopes = {} if before is None else measured.slopes(before)
     for (stage, name), seconds in measured.seconds.items():
-        slope = ""
-        if before is not None:
-            grown = math.log(measured.instructions / before.instructions)
-            slope = f"  slope {math.log(seconds / before.seconds[stage, name]) / grown:5.2f}"
+        slope = f"  slope {slopes[stage, name]:5.2f}" if slopes else ""
         print(f"  {stage:>17}  {name:20} {seconds:8.3f} s{slope}")
-    inner = [
-        s
-        for (stage, _), s in measured.seconds.items()
-        if stage not in ("dump", "capture to chunks")
-    ]
-    total = sum(measured.seconds.values())
     print(
-        f"  record to verified programs {sum(inner):.3f} s, with outlining and dump {total:.3f} s"
+        f"  record to verified programs {measured.inner:.3f} s, with outlining and dump "
+        f"{measured.total:.3f} s"
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,31 +1,29 @@
-"""Host time of the kernels of a step against eager autograd, for a model too small to compute.
+"""Host time of a step and of its kernels against eager autograd, for a model too small to compute.
 
-    PYTHONPATH=examples python benchmarks/kernel_host_time.py [gpt | llama] [--kernels inductor]
+    python benchmarks/kernel_host_time.py [gpt | llama] [--kernels inductor]
 
-A pair is all kernels of one step, each with the arguments it had in a real one, and PyTorch's own
-forward and backward of the same model and batch, in random order on one thread. Times are CPU times
-of this process, which other ones disturb least. Prints the
-geometric mean of the ratio of their times with its 95 % interval (bootstrap); the same for the
-kernels as they were captured, op by op; and where the time of a whole step goes.
+Three pairs, each run in random order on one thread: a whole training step of Piper on one rank
+beside PyTorch's own (forward, backward, SGD); all kernels of one step, each with the arguments it
+had in a real one, beside PyTorch's forward and backward of the same model and batch; and the same
+for the kernels as they were captured, op by op. Times are CPU times of this process, which other
+ones disturb least. Prints the geometric mean of the ratio of their times with its 95 % interval
+(see `paired.py`), and where the time of a whole step goes.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import piper
 import torch
-import torch.nn.functional as F  # noqa: N812
-from gpt import GPT, Config
+from paired import VOCABULARY, Batch, Clock, Ratio, Sizes, add_sizes, loss_fn, rounds
 from piper.emit.names import identifier
 from piper.emit.strides import reshape_where_needed
 from piper.frontend.exporter import export_kernel
@@ -35,9 +33,9 @@ from piper_runtime import LocalTransport
 from piper_runtime.state import Bucket
 from torch import Tensor, nn
 
-VOCABULARY = 256
-Batch = dict[str, Tensor]
-Step = Callable[[], None]
+DEFAULT = Sizes(layers=8, width=64, context=16, batch=1)
+WARM_UP = 5
+Step = Callable[[], object]
 
 ANNOTATIONS = {
     "gpt": {"embed": "embed", "layers.*": "layer", "head": "head"},
@@ -50,47 +48,24 @@ ANNOTATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is run."""
+def make_model(name: str, sizes: Sizes) -> nn.Module:
+    """A GPT, or a Llama of the package transformers."""
+    if name == "gpt":
+        return sizes.model()
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    layers: int
-    width: int
-    context: int
-    batch: int
-
-    def model(self, name: str) -> nn.Module:
-        """A GPT, or a Llama of the package transformers."""
-        torch.manual_seed(0)
-        if name == "gpt":
-            return GPT(Config(layers=self.layers, width=self.width, heads=4, context=self.context))
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=self.width,
-            intermediate_size=2 * self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=self.context,
-            use_cache=False,
-        )
-        return LlamaForCausalLM(config)
-
-    def data(self) -> Batch:
-        """One batch; host time does not depend on it."""
-        generator = torch.Generator().manual_seed(0)
-        shape = (2, self.batch, self.context)
-        ids, labels = torch.randint(VOCABULARY, shape, generator=generator)
-        return {"ids": ids, "labels": labels}
-
-
-def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy per token."""
-    logits = model(batch["ids"])
-    logits = logits if isinstance(logits, Tensor) else logits.logits
-    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=sizes.width,
+        intermediate_size=2 * sizes.width,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=sizes.context,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -114,27 +89,6 @@ def make_trainer(name: str, sizes: Sizes, model: nn.Module, kernels: str) -> pip
 
 
 # What is timed.
-
-
-@dataclass
-class Clock:
-    """Seconds and calls by name, of functions that it wraps."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, timed."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.process_time()
-            result = function(*args, **kwargs)
-            took = time.process_time() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + took
-            self.calls[name] = self.calls.get(name, 0) + 1
-            return result
-
-        return timed
 
 
 def kernels_of(trainer: piper.Trainer) -> dict[str, Callable[..., Any]]:
@@ -210,33 +164,45 @@ def autograd(model: nn.Module, batch: Batch) -> Step:
     return step
 
 
+def eager_step(model: nn.Module, batch: Batch) -> Step:
+    """Return PyTorch's own training step, which reports its loss as Piper's does."""
+    optimizer = sgd(list(model.parameters()))
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_fn(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
 # Reports.
 
 
 def compare(name: str, step: Step, other: Step, pairs: int) -> None:
     """Run pairs and print the ratio."""
-    order, logs = random.Random(0), []
-    spent: dict[Step, list[float]] = {step: [], other: []}
-    for _ in range(pairs + 5):
-        for one in order.sample([step, other], 2):
-            start = time.process_time()
-            one()
-            spent[one].append(time.process_time() - start)
-        logs.append(math.log(spent[step][-1] / spent[other][-1]))
-    logs = logs[5:]
-    draw = random.Random(1)
-    means = sorted(statistics.fmean(draw.choices(logs, k=pairs)) for _ in range(2000))
-    low, high = math.exp(means[50]), math.exp(means[1949])
-    ours, theirs = (1e3 * statistics.median(spent[one]) for one in (step, other))
+    measures = {"ours": partial(cpu_time, step), "theirs": partial(cpu_time, other)}
+    found = {side: times[WARM_UP:] for side, times in rounds(measures, pairs + WARM_UP).items()}
+    ours, theirs = (1e3 * statistics.median(times) for times in found.values())
     print(
-        f"{name:30} {ours:6.2f} ms, eager autograd {theirs:6.2f} ms, ratio "
-        f"{math.exp(statistics.fmean(logs)):.3f} (95 %: {low:.3f} to {high:.3f}), {pairs} pairs"
+        f"{name:30} {ours:6.2f} ms, eager {theirs:6.2f} ms, ratio "
+        f"{Ratio.of(found['ours'], found['theirs'])}, {pairs} pairs"
     )
+
+
+def cpu_time(step: Step) -> float:
+    """Seconds that this process computes in a step."""
+    start = time.process_time()
+    step()
+    return time.process_time() - start
 
 
 def split(trainer: piper.Trainer, batch: Batch, steps: int) -> None:
     """Print where the time of a step goes."""
-    module, clock, whole = trainer._loaded.modules[0], Clock(), Clock()
+    module = trainer._loaded.modules[0]
+    clock, whole = Clock(time.process_time), Clock(time.process_time)
     kernels = {name: clock.wrap(f"kernel {name}", f) for name, f in kernels_of(trainer).items()}
     methods = {name: clock.wrap(name, getattr(Bucket, name)) for name in ("accumulate", "update")}
     chunks = {
@@ -249,18 +215,19 @@ def split(trainer: piper.Trainer, batch: Batch, steps: int) -> None:
         function.__name__ = name
     step = whole.wrap("step", trainer.step)
     with replaced(module.k, kernels), replaced(Bucket, methods), replaced(module, chunks):
-        for _ in range(5):
+        for _ in range(WARM_UP):
             step(batch)
-        clock.seconds.clear()
-        clock.calls.clear()
-        whole.seconds.clear()
+        clock.clear()
+        whole.clear()
         for _ in range(steps):
             step(batch)
     spent = {name: 1e3 * seconds / steps for name, seconds in clock.seconds.items()}
     total = 1e3 * whole.seconds["step"] / steps
     in_kernels = sum(ms for name, ms in spent.items() if name.startswith("kernel "))
     named = spent["chunk"] + spent["accumulate"] + spent["update"]
-    print(f"a step of the transport local, mean of {steps}: {total:.2f} ms")
+    print(
+        f"a step of the transport local, mean of {steps}, with clocks around all parts: {total:.2f} ms"
+    )
     print(f"  {in_kernels:6.2f} ms  kernels")
     for name in sorted(spent, key=lambda name: -spent[name]):
         if name.startswith("kernel "):
@@ -280,17 +247,17 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=sorted(ANNOTATIONS), default="gpt")
     parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--pairs", type=int, default=200)
-    for name, default in (("layers", 8), ("width", 64), ("context", 16), ("batch", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    add_sizes(parser, DEFAULT, leave_out=("microbatches",))
     options = vars(parser.parse_args())
     name, kernels, pairs = options.pop("model"), options.pop("kernels"), options.pop("pairs")
-    sizes = Sizes(**options)
+    sizes = replace(DEFAULT, **options)
     torch.set_num_threads(1)
-    model, batch = sizes.model(name), sizes.data()
+    model, batch = make_model(name, sizes), sizes.data()
     trainer = make_trainer(name, sizes, model, kernels)
     launched = record(trainer, batch)
-    eager = autograd(model, batch)
+    whole, eager = eager_step(make_model(name, sizes), batch), autograd(model, batch)
     print(f"{name} of {sizes}, torch {torch.__version__}")
+    compare(f"whole step, {kernels}", partial(trainer.step, batch), whole, pairs)
     compare(f"kernels, {kernels}", replay(launched, kernels_of(trainer)), eager, pairs)
     compare("kernels, as captured", replay(launched, captured_kernels(trainer)), eager, pairs)
     split(trainer, batch, pairs)

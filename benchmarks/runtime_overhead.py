@@ -16,21 +16,15 @@ from typing import Any
 
 import piper
 import torch
-import torch.nn.functional as F  # noqa: N812
-from gpt import GPT, Config
+from paired import GPT, Batch, Config, loss_fn
 from piper_runtime import LocalTransport
 from piper_runtime.instruction import Instruction
-from torch import Tensor, nn
+from torch import Tensor
 
 RANKS, MICROBATCHES, STEPS = 4, 16, 30
 
 
-def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy per token."""
-    return F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["labels"].flatten())
-
-
-def make_trainer(batch: dict[str, Tensor]) -> piper.Trainer:
+def make_trainer(batch: Batch) -> piper.Trainer:
     """A GPT whose tensors are so small that they cost nothing."""
     strategy = piper.Strategy(
         mesh={"pp": RANKS},
@@ -47,7 +41,7 @@ def make_trainer(batch: dict[str, Tensor]) -> piper.Trainer:
     return piper.Trainer(program, model=model, transport=LocalTransport(poison=False))
 
 
-def empty_kernels(trainer: piper.Trainer, batch: dict[str, Tensor]) -> None:
+def empty_kernels(trainer: piper.Trainer, batch: Batch) -> None:
     """Let every kernel of the program return the results of its first call."""
     kernels = trainer._loaded.modules[0].k
     for name, value in list(vars(kernels).items()):

@@ -415,6 +415,7 @@ void ReplicationAttr::print(AsmPrinter &printer) const {
 Attribute OptimizationAttr::parse(AsmParser &parser, Type) {
   StringAttr optimizer;
   FloatAttr clip;
+  UnitAttr skip;
   Type master, f64 = Builder(parser.getContext()).getF64Type();
   if (parser.parseLess() || parser.parseAttribute(optimizer))
     return {};
@@ -422,6 +423,8 @@ Attribute OptimizationAttr::parse(AsmParser &parser, Type) {
     if (succeeded(parser.parseOptionalKeyword("master"))) {
       if (parser.parseEqual() || parser.parseType(master))
         return {};
+    } else if (succeeded(parser.parseOptionalKeyword("skip_nonfinite"))) {
+      skip = UnitAttr::get(parser.getContext());
     } else if (parser.parseKeyword("clip") || parser.parseEqual() ||
                parser.parseAttribute(clip, f64)) {
       return {};
@@ -429,7 +432,8 @@ Attribute OptimizationAttr::parse(AsmParser &parser, Type) {
   }
   if (parser.parseGreater())
     return {};
-  return OptimizationAttr::get(parser.getContext(), optimizer, clip, master);
+  return OptimizationAttr::get(parser.getContext(), optimizer, clip, master,
+                               skip);
 }
 
 void OptimizationAttr::print(AsmPrinter &printer) const {
@@ -440,5 +444,7 @@ void OptimizationAttr::print(AsmPrinter &printer) const {
   }
   if (getMaster())
     printer << ", master = " << getMaster();
+  if (getSkipNonfinite())
+    printer << ", skip_nonfinite";
   printer << '>';
 }

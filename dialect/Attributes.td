@@ -187,14 +187,16 @@ def Piper_OptimizationAttr : Piper_Attr<"Optimization", "optimization"> {
   let summary = "what a state's update directive recorded on it";
   let description = [{
     The import path of the optimizer factory, the bound of the global gradient
-    norm (absent: no clipping) and the dtype of the values that the optimizer
-    updates (absent: that of the state).
+    norm (absent: no clipping), the dtype of the values that the optimizer
+    updates (absent: that of the state), and whether a step whose norm is not
+    finite leaves the state as it is.
 
-    Example: `#piper.optimization<"train:make_adamw", clip = 1.0, master = f32>`
+    Example: `#piper.optimization<"train:make_adamw", clip = 1.0, master = f32, skip_nonfinite>`
   }];
   let parameters = (ins "::mlir::StringAttr":$optimizer,
                         OptionalParameter<"::mlir::FloatAttr">:$clip,
-                        OptionalParameter<"::mlir::Type">:$master);
+                        OptionalParameter<"::mlir::Type">:$master,
+                        OptionalParameter<"::mlir::UnitAttr">:$skipNonfinite);
   let hasCustomAssemblyFormat = 1;
 }
 

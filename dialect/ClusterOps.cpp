@@ -106,6 +106,24 @@ LogicalResult SumsqOp::verify() {
   return success();
 }
 
+LogicalResult NonfiniteOp::verify() {
+  auto value = cast<RankedTensorType>(getValue().getType());
+  LayoutAttr layout = getLayout(value);
+  bool isSame =
+      !layout || llvm::all_of(layout.getAxes(), [](AxisKindAttr axis) {
+        return axis.getKind() == Kind::Replicated;
+      });
+  if (value.getRank() != 0 || !isSame)
+    return emitOpError("expected a scalar that is the same on all ranks, got ")
+           << value;
+  auto expected = RankedTensorType::get({}, IntegerType::get(getContext(), 1),
+                                        value.getEncoding());
+  if (getResult().getType() != expected)
+    return emitOpError("expected a result of type ")
+           << expected << ", got " << getResult().getType();
+  return success();
+}
+
 //===----------------------------------------------------------------------===//
 // Updates
 //===----------------------------------------------------------------------===//

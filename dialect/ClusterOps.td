@@ -338,18 +338,41 @@ def Piper_SumsqOp : Piper_Op<"sumsq", [Piper_Ordered, AttrSizedOperandSegments]>
   let hasVerifier = 1;
 }
 
+def Piper_NonfiniteOp : Piper_Op<"nonfinite", [Piper_Ordered]> {
+  let summary = "say whether a scalar is infinite or not a number";
+  let description = [{
+    Of the norm of all gradients, which is the same on every rank, it is what all
+    ranks agree on: whether the step is to be skipped.
+
+    **Constraints**
+    - the operand is a scalar that is the same on all ranks, and so is the result
+
+    ```mlir
+    %k = nonfinite %s at 0 : tensor<f32, #R> -> tensor<i1, #R>
+    ```
+  }];
+  let arguments = (ins AnyRankedTensor:$value, OptionalAttr<Piper_Index>:$at,
+                       Variadic<Piper_Event>:$after);
+  let results = (outs AnyRankedTensor:$result);
+  let assemblyFormat = [{
+    $value (`at` $at^)? (`after` $after^)? attr-dict `:` type($value) `->` type($result)
+  }];
+  let hasVerifier = 1;
+}
+
 def Piper_UpdateOp : Piper_Op<"update",
     [MemoryEffects<[MemWrite<Piper_ReadsState>]>, AttrSizedOperandSegments,
      Piper_SymbolUser]> {
   let summary = "step the optimizer on this rank's part of a bucket";
   let description = [{
     `norm` is the sum of squares of all gradients, needed when `clip` bounds
-    their norm. `skip` is a scalar that, when not zero, leaves the state as it is.
-    The result is the new value.
+    their norm. `skip` is a scalar that, when not zero, leaves the state as it is:
+    the host waits for it. The result is the new value.
 
     **Constraints**
     - the gradient is not partial: a missing reduction is a type error
     - `clip` needs `norm`
+    - `skip` says whether the norm of all gradients is not finite (`piper-verify`)
     - the bucket exists; the gradient has the shape and layout of its slot `value`
       and the dtype of its slot `grad`; the result has the type of `value`
 

@@ -8,6 +8,8 @@
 #include "dialect/Cells.h"
 #include "dialect/Layouts.h"
 
+#include <cmath>
+
 using namespace mlir;
 using namespace piper;
 
@@ -107,6 +109,29 @@ LogicalResult DoStreamOp::verify() {
   return success();
 }
 
+/// One positive number, or four that say how it changes.
+static LogicalResult verifyLossScale(DoUpdateOp op, ArrayRef<double> scale) {
+  auto isPositive = [](double number) {
+    return number > 0 && std::isfinite(number);
+  };
+  if ((scale.size() != 1 && scale.size() != 4) ||
+      !llvm::all_of(scale, isPositive))
+    return op.emitOpError("expected one or four positive numbers as loss "
+                          "scale, got ")
+           << op.getLossScaleAttr();
+  if (scale.size() == 1)
+    return success();
+  if (scale[1] <= 1 || scale[2] >= 1 || scale[3] < 1 ||
+      scale[3] != std::floor(scale[3]))
+    return op.emitOpError("expected growth above 1, backoff below 1 and a "
+                          "whole number of steps, got ")
+           << op.getLossScaleAttr();
+  if (!op.getSkipNonfinite())
+    return op.emitOpError("expected skip_nonfinite with a loss scale that "
+                          "changes, got none");
+  return success();
+}
+
 LogicalResult DoUpdateOp::verify() {
   if (getMaster() && !isa<FloatType>(*getMaster()))
     return emitOpError("expected a floating-point dtype as master, got ")
@@ -114,7 +139,8 @@ LogicalResult DoUpdateOp::verify() {
   if (getClip() && getClip()->convertToDouble() <= 0)
     return emitOpError("expected a positive bound of the norm, got ")
            << getClipAttr();
-  return success();
+  std::optional<ArrayRef<double>> scale = getLossScale();
+  return scale ? verifyLossScale(*this, *scale) : success();
 }
 
 LogicalResult ScheduleOp::verify() {

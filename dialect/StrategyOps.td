@@ -182,17 +182,28 @@ def Piper_DoUpdateOp : Piper_DirectiveOp<"update"> {
     `optimizer` is the import path of a function from parameters to a
     `torch.optim.Optimizer`; `clip` bounds the global gradient norm. With `master`
     the optimizer updates values of that dtype, and the model computes with
-    copies of its own dtype.
+    copies of its own dtype. With `skip_nonfinite` a step whose gradient norm is
+    not finite changes nothing. `loss_scale` is what the runtime multiplies losses
+    by before the backward pass, and divides gradients by before the optimizer:
+    one number, which stays, or the first one and how it changes, which is growth,
+    backoff and the number of steps between growths.
+
+    **Constraints**
+    - the master dtype is floating-point, `clip` and `loss_scale` are positive
+    - a changing loss scale grows by more than 1, backs off by less, after at least
+      one step, and needs `skip_nonfinite`
 
     ```mlir
-    piper.do.update <all> optimizer = "train:make_adamw" clip = 1.0 master = f32
+    piper.do.update <all> optimizer = "train:make_adamw" clip = 1.0 master = f32 skip_nonfinite loss_scale = [65536.0, 2.0, 0.5, 2000.0]
     ```
   }];
   let arguments = (ins Piper_SelectAttr:$select, StrAttr:$optimizer,
-                       OptionalAttr<F64Attr>:$clip, OptionalAttr<TypeAttr>:$master);
+                       OptionalAttr<F64Attr>:$clip, OptionalAttr<TypeAttr>:$master,
+                       UnitAttr:$skip_nonfinite,
+                       OptionalAttr<DenseF64ArrayAttr>:$loss_scale);
   let assemblyFormat = [{
     $select `optimizer` `=` $optimizer (`clip` `=` $clip^)? (`master` `=` $master^)?
-    attr-dict
+    (`skip_nonfinite` $skip_nonfinite^)? (`loss_scale` `=` $loss_scale^)? attr-dict
   }];
   let hasVerifier = 1;
 }

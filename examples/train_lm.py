@@ -89,7 +89,7 @@ def make_strategy(options: argparse.Namespace, *, update: bool = True) -> piper.
         stages = schedule.stages(mesh["pp"], schedule.chunks or options.chunks)
         directives.append(piper.place(stages=stages, axis="pp"))
     if "dp" in mesh:
-        directives.append(piper.replicate(axis="dp"))
+        directives.append(piper.replicate(axis="dp", zero=options.zero))
     if update:
         directives.append(piper.update(adamw(options.lr), clip=1.0))
     return piper.Strategy(mesh=mesh, directives=directives)
@@ -196,6 +196,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--chunks", type=int, default=2, help="stages per rank, where the schedule leaves it open"
     )
     option("--microbatches", type=int, default=4, help="per step and data-parallel rank")
+    option("--zero", type=int, choices=range(4), default=0, help="ZeRO stage of the dp axis")
     transports = ("auto", "local", "gloo", "nccl")
     option("--transport", choices=transports, default="auto", help="who runs ranks")
     option("--steps", type=int, default=450, help="training steps")

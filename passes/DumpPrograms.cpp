@@ -146,7 +146,7 @@ private:
       for (StringAttr name : op.getName().getAttributeNames())
         if (Attribute attribute = op.getAttr(name))
           writeAttribute(name, attribute);
-      if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp>(op))
+      if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp, NonfiniteOp>(op))
         writeType(cast<RankedTensorType>(op.getResult(0).getType()));
       // Rare, so only where they hold: a dump has 10^5 rows.
       if (syncs.contains(op))

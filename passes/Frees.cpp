@@ -69,8 +69,11 @@ private:
   }
 
   void place(Value value) {
-    size_t last = positions[value.getDefiningOp()];
+    Operation *maker = value.getDefiningOp();
+    size_t last = positions[maker];
     SmallVector<Value> events;
+    if (value.use_empty() && isCommunication(maker)) // nobody waits for it
+      events.push_back(maker->getResults().back());
     for (Operation *user : value.getUsers()) {
       last = std::max(last, positions[user]);
       if (isCommunication(user))

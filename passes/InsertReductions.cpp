@@ -97,12 +97,15 @@ private:
   }
 
   /// Brings the gradient of a bucket to what an update takes: the whole of it,
-  /// or the shard that this rank updates.
+  /// or the shard that this rank updates. Without an update it stays whole, where
+  /// it was accumulated.
   SmallVector<Value> finish(BucketOp bucket, ArrayRef<SumOp> sums) {
     builder.setInsertionPointAfter(sums.back());
     Location loc = getLocation(sums);
     RankedTensorType value = bucket.getSlotType(Slot::Value);
     SmallVector<Value> values = getResults(sums);
+    if (!getOptimization(bucket))
+      return join(loc, values);
     bool isPartial = !findAxes(values.front().getType(), Kind::Partial).empty();
     if (isPartial && !findAxes(value, Kind::Shard).empty())
       for (Value &sum : values)
@@ -171,13 +174,21 @@ private:
 
   void makeUpdates(llvm::MapVector<BucketOp, SmallVector<Value>> &reduced) {
     builder.setInsertionPointToEnd(&cluster.getBlock());
-    bool clips = llvm::any_of(reduced, [&](auto &entry) {
-      OptimizationAttr fact = getOptimization(entry.first);
-      return fact && fact.getClip();
-    });
-    SmallVector<Value> norms;
-    if (clips)
+    auto any = [&](llvm::function_ref<bool(OptimizationAttr)> asks) {
+      return llvm::any_of(reduced, [&](auto &entry) {
+        OptimizationAttr fact = getOptimization(entry.first);
+        return fact && asks(fact);
+      });
+    };
+    auto clips = [](OptimizationAttr fact) { return bool(fact.getClip()); };
+    auto skips = [](OptimizationAttr fact) {
+      return bool(fact.getSkipNonfinite());
+    };
+    SmallVector<Value> norms, skip;
+    if (any(clips) || any(skips))
       norms = makeNorms(reduced);
+    if (any(skips))
+      skip = makeSkips(norms);
     // Slots derived from a value are written behind the next update, so that
     // compute waits little, and little is gathered at once.
     llvm::MapVector<int64_t, std::pair<BucketOp, Value>> pending;
@@ -190,7 +201,8 @@ private:
         auto op = UpdateOp::create(
             builder, withDirective(bucket.getLoc(), update), bucket.getValue(),
             FlatSymbolRefAttr::get(bucket.getSymNameAttr()), gradient,
-            fact.getClip() ? norms[at] : Value(), Value(),
+            fact.getClip() ? norms[at] : Value(),
+            fact.getSkipNonfinite() ? skip[at] : Value(),
             builder.getI64IntegerAttr(at), fact.getOptimizer(), fact.getClip(),
             ValueRange());
         std::pair<BucketOp, Value> next = {bucket, derive(bucket, op, at)};
@@ -257,6 +269,19 @@ private:
     OutputOp::create(builder, loc, builder.getStringAttr("grad_norm"), norms[0],
                      Value(), builder.getI64IntegerAttr(0), ValueRange());
     return norms;
+  }
+
+  /// Whether the norm is not finite, by coordinate: it is the same everywhere,
+  /// so all ranks skip a step or none does.
+  SmallVector<Value> makeSkips(ArrayRef<Value> norms) {
+    Location loc = withDirective(cluster.getLoc(), update);
+    return llvm::map_to_vector(norms, [&](Value norm) -> Value {
+      auto type = RankedTensorType::get({}, builder.getI1Type(),
+                                        getLayout(norm.getType()));
+      return NonfiniteOp::create(builder, loc, type, norm,
+                                 builder.getI64IntegerAttr(getCoordinate(norm)),
+                                 ValueRange());
+    });
   }
 
   /// The sum of squares of gradients of one layout, each given at a coordinate;

@@ -161,9 +161,10 @@ private:
     if (!waits.empty())
       llvm::TypeSwitch<Operation *>(clone)
           .Case<RunOp, SumOp, AccumulateOp, SumsqOp, UpdateOp, TangentOp,
-                OutputOp, SliceOp, ConvertOp, WriteOp>([&](auto instruction) {
-            instruction.getAfterMutable().append(waits);
-          });
+                OutputOp, SliceOp, ConvertOp, WriteOp, NonfiniteOp>(
+              [&](auto instruction) {
+                instruction.getAfterMutable().append(waits);
+              });
     lastRecord = Value();
   }
 

@@ -108,7 +108,7 @@ def ReplicatePass : Piper_Pass<"piper-replicate"> {
 }
 
 def UpdatePass : Piper_Pass<"piper-update"> {
-  let summary = "Record the optimizer and clipping on states";
+  let summary = "Record the optimizer, clipping and skipping on states";
   let description = [{
     *Fails* if the selector selects no trainable state.
   }];
@@ -150,7 +150,9 @@ def FormBucketsPass : Piper_Pass<"piper-form-buckets"> {
     *Before*: chunks read states and contribute gradients by name. *After*: they
     take buckets as operands and return packed contributions; the step, of phase
     `bucketed`, sums these. States share a bucket if the same chunks use them and
-    dtype and facts agree, up to the size of a bucket.
+    dtype and facts agree, up to the size of a bucket. What ranks share out of a
+    bucket, the types of its slots say; states of which ranks hold shards are
+    gathered for each run, contributions are reduced where each of them is.
   }];
 }
 
@@ -189,7 +191,9 @@ def InsertReductionsPass : Piper_Pass<"piper-insert-reductions"> {
   let description = [{
     *After*: phase `reduced`. Counts, losses and gradients are summed over the
     manual axes and, where several coordinates hold a state, across these in the
-    same call. Optimized states are updated; clipping adds the global norm.
+    same call. Ranks that update shards get their parts of sums; slots that are
+    derived from updated values are written. Clipping adds the global norm, and so
+    does skipping, by which all ranks agree on whether it is finite.
     *Fails* if a coordinate holds a trained state but makes no gradient of it.
   }];
 }
@@ -198,7 +202,8 @@ def OrderCellsPass : Piper_Pass<"piper-order-cells"> {
   let summary = "Put the cluster in issue order";
   let description = [{
     *After*: phase `ordered`: each coordinate runs the cells of its row; sums of
-    gradients are accumulations. An evaluation runs the forward cells. *Fails* if
+    gradients are accumulations. States are gathered some cells early, once for
+    cells in a row if they share it. An evaluation runs the forward cells. *Fails* if
     cells and runs do not match, or rows wait for each other: a shortest cycle is
     shown, each cell with the value that it waits for and where that would be made.
   }];
@@ -227,9 +232,10 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     | unrolled | every chunk of the step but preambles runs once per microbatch, at its home |
     | unrolled | a run takes what the step gives to the run of its chunk, for its microbatch |
     | unrolled | every contribution to a gradient is summed once, into its own bucket |
+    | unrolled | a value is converted once, however it is sliced, reduced or gathered before and behind |
     | connected | operands arise at the coordinate that uses them |
     | reduced | every optimized state is updated once per holder, with its own gradient; all holders take one sum; no other state is updated |
-    | reduced | counts, losses and the norm are sums of every microbatch, or every gradient, once; every loss and the norm are reported |
+    | reduced | counts, losses and the norm are sums of every microbatch, or every gradient, once; every loss and the norm are reported; what is skipped is skipped by that norm |
     | reduced | a slot derived from a value is written behind every update, from what that update returned |
     | ordered | F comes before B or I, and I before W; accumulations continue each other |
     | ordered | what was read or gathered from a derived slot is not used behind an update |

@@ -26,7 +26,7 @@ class UpdatePass : public impl::UpdatePassBase<UpdatePass> {
         return signalPassFailure();
       auto fact = OptimizationAttr::get(
           &getContext(), update.getOptimizerAttr(), update.getClipAttr(),
-          update.getMaster().value_or(Type()));
+          update.getMaster().value_or(Type()), update.getSkipNonfiniteAttr());
       for (StateOp state : *states)
         if (failed(facts.record(state, "optimization", fact, update)))
           return signalPassFailure();

@@ -45,6 +45,24 @@ Operation *getJoin(Value value) {
 using Place = std::pair<Attribute, int64_t>;
 
 //===----------------------------------------------------------------------===//
+// Conversions
+//===----------------------------------------------------------------------===//
+
+/// What is reduced or gathered has one dtype before and one behind, those of
+/// the slots at its ends: a second conversion would lose precision in between.
+LogicalResult verifyConversions(ClusterOp cluster) {
+  for (auto convert : cluster.getBlock().getOps<ConvertOp>())
+    for (Value value = convert.getValue(); value; value = getInput(value))
+      if (auto other = value.getDefiningOp<ConvertOp>()) {
+        InFlightDiagnostic error = convert.emitOpError(
+            "expected a value that is not yet converted, got one that was");
+        error.attachNote(other.getLoc()) << "it is converted here";
+        return failure();
+      }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
 // Contributions
 //===----------------------------------------------------------------------===//
 
@@ -206,7 +224,8 @@ private:
     auto fact = state.getOptimizationAttr();
     auto own = OptimizationAttr::get(
         update.getContext(), update.getOptimizerAttr(), update.getClipAttr(),
-        fact ? fact.getMaster() : Type());
+        fact ? fact.getMaster() : Type(),
+        update.getSkip() ? UnitAttr::get(update.getContext()) : UnitAttr());
     if (!state.isTrainable() || fact != own) {
       InFlightDiagnostic error = update.emitOpError("expected ");
       if (fact && state.isTrainable())
@@ -292,7 +311,8 @@ private:
 } // namespace
 
 LogicalResult verifyGradients(ClusterOp cluster, SymbolTable &symbols) {
-  if (failed(ContributionVerifier(cluster, symbols).run()))
+  if (failed(verifyConversions(cluster)) ||
+      failed(ContributionVerifier(cluster, symbols).run()))
     return failure();
   if (cluster.getPhase() < Phase::Reduced)
     return success();

@@ -151,12 +151,25 @@ private:
       }
     bool reportsNorm = names.size() > outputs.size();
     for (auto update : cluster.getBlock().getOps<UpdateOp>()) {
-      if (update.getNorm() && !reportsNorm)
+      if ((update.getNorm() || update.getSkip()) && !reportsNorm)
         return update.emitOpError("expected its norm to be an output, too");
       if (update.getNorm() && failed(checkNorm(update, update.getNorm())))
         return failure();
+      if (update.getSkip() && failed(checkSkip(update)))
+        return failure();
     }
     return success();
+  }
+
+  /// A step is skipped by what all ranks agree on: that the norm of all
+  /// gradients is not finite.
+  LogicalResult checkSkip(UpdateOp update) {
+    auto skip = update.getSkip().getDefiningOp<NonfiniteOp>();
+    if (!skip)
+      return update.emitOpError("expected to skip by whether the norm of all "
+                                "gradients is finite, got ")
+             << describe(update.getSkip());
+    return checkNorm(skip, skip.getValue());
   }
 
   LogicalResult checkOutput(OutputOp output, OutputOp like) {

@@ -8,7 +8,7 @@ Read first: `compiler` (the flow), `strategy` (what users say), `frontend` (how 
 `emit` (what comes out). The passes between are in C++.
 """
 
-from piper_runtime import Trainer
+from piper_runtime import LossScale, Trainer
 
 from piper.compiler import CompileError, compile
 from piper.frontend import CaptureError
@@ -32,6 +32,7 @@ __all__ = [
     "CaptureError",
     "CompileError",
     "Limits",
+    "LossScale",
     "Reference",
     "ShareError",
     "Strategy",

@@ -93,6 +93,13 @@ class _Tangent:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Convert:
+    input: Any
+    output: Any
+    dtype: torch.dtype
+
+
 class StepFunction:
     """An entry point; ``contributions`` names, by bucket, the chunk results that add to it."""
 
@@ -102,46 +109,17 @@ class StepFunction:
         self._chunks: dict[str, _Chunk] = {}
         self._arguments: dict[str, Any] = {}
         self._reads: list[tuple[str, Any]] = []
-        self._ops: list[_Run | _Tangent] = []
+        self._ops: list[_Run | _Tangent | _Convert] = []
         self._sums: list[tuple[str, Any]] = []
         self._outputs: list[tuple[str, Any, Any]] = []
         self._scope, self._sources = scope, chunks
-        self._same: dict[Any, Any] = {}
+        self._same: dict[Any, Any] = {}  # the values that are gathered or reduced
+        self._makers: dict[Any, tuple[_Run, int]] = {}
         block = step.body.blocks[0]
         for name, argument in zip(step.inputs, block.arguments, strict=True):
             self._arguments[ir.StringAttr(name).value] = argument
-        makers: dict[Any, tuple[_Run, int]] = {}
         for op in block:
-            match op:
-                case piper.ReadOp():
-                    self._reads.append((op.symbol.value, op.result))
-                case piper.RunOp():
-                    run = self._read_run(op)
-                    makers.update((out, (run, i)) for i, out in enumerate(run.outputs))
-                    self._ops.append(run)
-                case piper.TangentOp():
-                    self._ops.append(self._read_tangent(op, step))
-                case piper.SumOp():
-                    assert op.bucket is not None
-                    contribution = self._root(op.inputs[0])
-                    self._sums.append((op.bucket.value, contribution))
-                    self._contribute(op.bucket.value, *makers[contribution])
-                case (
-                    piper.AllGatherOp()
-                    | piper.AllReduceOp()
-                    | piper.ReduceScatterOp()
-                    | piper.ConvertOp()
-                ):
-                    self._same[op.operation.results[0]] = self._root(op.operation.operands[0])
-                case piper.OutputOp():
-                    self._outputs.append(
-                        (ir.StringAttr(op.operation.attributes["name"]).value, op.value, op.scale)
-                    )
-                case _:
-                    raise ValueError(
-                        f"check mode expected read, run, tangent, sum, output and collectives of "
-                        f"buckets in a step, got {op.operation.name}"
-                    )
+            self._read(op, step)
 
     def __call__(self, buckets: Mapping[str, Tensor], inputs: Microbatches) -> Results:
         """Run the step on every microbatch of every shard; ``buckets`` are flat values by name."""
@@ -157,7 +135,10 @@ class StepFunction:
                 self._start(op, cells, results)
                 continue
             for shard, mb, values in cells:
-                self._run(op, shard, mb, values, results)
+                if isinstance(op, _Convert):
+                    values[op.output] = _converted(values[op.input], op.dtype)
+                else:
+                    self._run(op, shard, mb, values, results)
         for bucket, value in self._sums:
             self._add(bucket, [values[value] for _, _, values in cells], results)
         for name, value, scale in self._outputs:
@@ -204,6 +185,41 @@ class StepFunction:
 
     # Reading the IR.
 
+    def _read(self, op: Any, step: piper.StepOp) -> None:
+        """Take note of an op of the step."""
+        match op:
+            case piper.ReadOp():
+                self._reads.append((op.symbol.value, op.result))
+            case piper.RunOp():
+                run = self._read_run(op)
+                self._makers.update((out, (run, i)) for i, out in enumerate(run.outputs))
+                self._ops.append(run)
+            case piper.TangentOp():
+                self._ops.append(self._read_tangent(op, step))
+            case piper.SumOp():
+                assert op.bucket is not None
+                contribution = self._root(op.inputs[0])
+                self._sums.append((op.bucket.value, contribution))
+                self._contribute(op.bucket.value, *self._makers[contribution])
+            case piper.AllGatherOp() | piper.AllReduceOp() | piper.ReduceScatterOp():
+                self._same[op.operation.results[0]] = self._root(op.operation.operands[0])
+            case piper.ConvertOp():
+                self._read_convert(op)
+            case piper.OutputOp():
+                name = ir.StringAttr(op.operation.attributes["name"]).value
+                self._outputs.append((name, op.value, op.scale))
+            case _:
+                raise ValueError(
+                    f"check mode expected read, run, tangent, convert, sum, output and "
+                    f"collectives of buckets in a step, got {op.operation.name}"
+                )
+
+    def _read_convert(self, op: piper.ConvertOp) -> None:
+        source = self._root(op.value)
+        if source in self._makers:
+            self._makers[op.result] = self._makers[source]
+        self._ops.append(_Convert(source, op.result, dtype_of_type(_item(op.result))))
+
     def _read_run(self, op: piper.RunOp) -> _Run:
         name = op.chunk.value
         attributes = self._sources[name].operation.attributes
@@ -214,7 +230,7 @@ class StepFunction:
         return _Run(name, inputs, tuple(op.operation.results), tuple(halves))
 
     def _root(self, value: Any) -> Any:
-        """Return the value that a gathered, reduced or converted one is made of."""
+        """Return the value that a gathered or reduced one is made of."""
         return self._same.get(value, value)
 
     def _read_tangent(self, op: piper.TangentOp, step: piper.StepOp) -> _Tangent:
@@ -270,6 +286,17 @@ def read_steps(text: str, *, microbatches: int, shards: int) -> dict[str, StepFu
     chunks = {op.sym_name.value: op for op in module.body if isinstance(op, piper.ChunkOp)}
     steps = [op for op in module.body if isinstance(op, piper.StepOp)]
     return {step.sym_name.value: StepFunction(step, chunks, scope) for step in steps}
+
+
+def _item(value: ir.Value[ir.Type]) -> ir.Type:
+    return ir.RankedTensorType(value.type).element_type
+
+
+def _converted(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor, or a pack of tensors, in a dtype."""
+    if isinstance(value, tuple):
+        return tuple(part.to(dtype) for part in value)
+    return value.to(dtype)
 
 
 def _element(attribute: ir.Attribute) -> ir.Type:

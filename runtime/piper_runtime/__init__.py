@@ -6,6 +6,7 @@ Read first: ``rank`` (the instruction set), ``transports/local`` (the abstract m
 
 from piper_runtime.errors import (
     CheckError,
+    CheckpointError,
     DeadlockError,
     FaultError,
     InstructionError,
@@ -15,6 +16,7 @@ from piper_runtime.errors import (
 )
 from piper_runtime.faults import Fault
 from piper_runtime.kernels import KernelError
+from piper_runtime.loss_scale import LossScale
 from piper_runtime.metrics import Metrics
 from piper_runtime.program import Program
 from piper_runtime.result import StepResult
@@ -27,6 +29,7 @@ from piper_runtime.transports.nccl import NcclTransport
 
 __all__ = [
     "CheckError",
+    "CheckpointError",
     "DeadlockError",
     "Fault",
     "FaultError",
@@ -34,6 +37,7 @@ __all__ = [
     "InstructionError",
     "KernelError",
     "LocalTransport",
+    "LossScale",
     "Metrics",
     "NcclTransport",
     "Program",

@@ -49,8 +49,9 @@ class Checker:
 def make_checker(oracle: Oracle | None, manifest: Manifest, transport: Transport) -> Checker | None:
     """Return the checker of all ranks, if they check.
 
-    Raises ValueError if only some do, or for values that are kept in a wider dtype than that in
-    which chunks compute: the single process has no such copies.
+    Raises ValueError if only some do, for values that are kept in a wider dtype than that in which
+    chunks compute, since the single process has no such copies, or for a loss scale, which it does
+    not multiply by.
     """
     checks = transport.gather(oracle is not None)
     if len(set(checks)) > 1:
@@ -58,6 +59,11 @@ def make_checker(oracle: Oracle | None, manifest: Manifest, transport: Transport
         raise ValueError(f"check expected on all ranks or none, got it on ranks {ranks}")
     if oracle is None:
         return None
+    if manifest.loss_scale is not None:
+        raise ValueError(
+            "check mode expected a program without a loss scale, got one of "
+            f"{manifest.loss_scale!r}: compile without update(loss_scale=)"
+        )
     for spec in manifest.buckets:
         if spec.compute_dtype not in (None, spec.dtype):
             raise ValueError(

@@ -218,6 +218,10 @@ class CheckedCall:
     def _sumsq(self, instruction: Instruction, value: Tensor) -> list[Known]:
         return [add_squares([self._of(handle) for handle in instruction.operands], value)]
 
+    def _nonfinite(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        known = self._of(instruction.operands[0]).value
+        return [Known(compute.nonfinite(known) if isinstance(known, Tensor) else None)]
+
     def _tangent(self, instruction: Instruction, value: Tensor) -> list[Known]:
         return [Known(self._expected.tangent(instruction.label))]
 
@@ -368,6 +372,7 @@ _RULES: Mapping[str, Rule] = {
     "send": CheckedCall._send,
     "sum": CheckedCall._sum,
     "sumsq": CheckedCall._sumsq,
+    "nonfinite": CheckedCall._nonfinite,
     "tangent": CheckedCall._tangent,
     "accumulate": CheckedCall._accumulate,
     "all_reduce": CheckedCall._reduce,

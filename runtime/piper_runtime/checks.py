@@ -39,6 +39,8 @@ class EntryFacts:
     updated: set[str] = field(default_factory=set)
     """Buckets that an optimizer steps."""
     accumulated: set[str] = field(default_factory=set)
+    # Buckets of whose accumulated gradient a reduction gives ranks their parts.
+    scattered: set[str] = field(default_factory=set)
     """Buckets that get a main gradient."""
     stale: dict[str, Instruction] = field(default_factory=dict)
     """The updates after which a compute slot is not written again."""
@@ -128,7 +130,7 @@ class _Uses:
         """Remember that ``user`` read its operands, and which handles it made invalid."""
         for handle in user.operands:
             self.readers.setdefault(handle, []).append(user)
-        gone = self.overwritten_by(user)
+        gone = set(self.overwritten_by(user))
         self.overwritten.update(dict.fromkeys(gone, user))
         if user.kind in ("update", "write"):
             held = self.values.get(user.label, [])
@@ -267,3 +269,7 @@ def _collect(instructions: list[Instruction], coordinate: int, facts: EntryFacts
             facts.updated.add(instruction.label)
         elif instruction.kind == "accumulate":
             facts.accumulated.add(instruction.label)
+        elif instruction.kind == "reduce_scatter":
+            [operand] = instruction.operands
+            if operand.producer.kind == "accumulate":
+                facts.scattered.add(operand.producer.label)

@@ -12,12 +12,17 @@ from piper_runtime.instruction import Handle
 from piper_runtime.optimizer import clip_factor
 from piper_runtime.state import Bucket
 
-__all__ = ["Update", "convert", "free", "nothing", "part", "sumsq", "tangent", "total"]
+__all__ = [
+    "Update", "convert", "free", "nonfinite", "nothing", "part", "sumsq", "tangent", "total",
+]  # fmt: skip
 
 # Instructions whose results own their storage: others may return a bucket's or the batch's.
 OWNING_KINDS = frozenset(
-    ["run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "broadcast", "slice", "convert"]
-)
+    [
+        "run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "broadcast", "slice",
+        "convert", "nonfinite",
+    ]
+)  # fmt: skip
 
 
 def nothing() -> None:
@@ -55,6 +60,11 @@ def sumsq(dtype: torch.dtype | None, device: torch.device, *tensors: Tensor) -> 
     return torch.stack(norms).square().sum()
 
 
+def nonfinite(value: Tensor) -> Tensor:
+    """Return whether a scalar is infinite or not a number, as a scalar."""
+    return ~value.isfinite()
+
+
 def part(dim: int, index: int, count: int, value: Tensor) -> Tensor:
     """Return part ``index`` of ``count`` equal parts along ``dim``, as a new tensor."""
     size = value.shape[dim]
@@ -74,19 +84,35 @@ def convert(dtype: torch.dtype, value: Tensor) -> Tensor:
 class Update:
     """Steps the optimizer of ``bucket``, unless ``may_skip`` and the last operand is not zero.
 
-    Operands are the gradient, with ``clip`` the sum of squares, and what may skip the step.
+    Operands are the gradient, with ``clip`` the sum of squares, and what may skip the step. Both
+    are those of the loss times ``scale``.
     """
 
     bucket: Bucket
     clip: float | None
     may_skip: bool = False
+    scale: float | None = None
 
     def __call__(self, gradient: Tensor, *scalars: Tensor) -> Tensor:
         """Return the flat value, new or as it was."""
         if self.skips(*scalars):
-            return self.bucket.value
-        factor = None if self.clip is None else clip_factor(scalars[0], self.clip)
-        return self.bucket.update(gradient, factor)
+            return self.bucket.keep(gradient)
+        return self.bucket.update(gradient, self._factor(*scalars))
+
+    def _factor(self, *scalars: Tensor) -> Tensor | None:
+        """Return what the gradient is multiplied by.
+
+        To undo a scale it has a dim, which makes the product as wide as the value: in a narrow
+        dtype it would round to the zero that the scale avoids.
+        """
+        if self.scale is None:
+            return None if self.clip is None else clip_factor(scalars[0], self.clip)
+        value = self.bucket.value
+        wide = torch.promote_types(value.dtype, torch.float32)
+        factor = torch.full((1,), 1 / self.scale, dtype=wide, device=value.device)
+        if self.clip is None:
+            return factor
+        return factor * clip_factor(scalars[0], self.clip, scale=self.scale)
 
     def skips(self, *scalars: Tensor) -> bool:
         """Return whether the state stays; NaN is not zero."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CheckError",
+    "CheckpointError",
     "DeadlockError",
     "FaultError",
     "InstructionError",
@@ -39,3 +40,7 @@ class FaultError(RuntimeError):
 
 class CheckError(RuntimeError):
     """A value that is not what the single process computes; found in check mode."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or read, or that does not fit the program."""

@@ -75,5 +75,6 @@ def _tensorfind_gap(
 
 def _largest(tensor: Tensor) -> float:
     """Return the largest finite magnitude of a tensor."""
-    finite = tensor[tensor.isfinite()] if tensor.is_floating_point() else tensor
+    numbers = tensor.byte() if tensor.dtype == torch.bool else tensor
+    finite = numbers[numbers.isfinite()] if numbers.is_floating_point() else numbers
     return float(finite.abs().max()) if finite.numel() else 0.0

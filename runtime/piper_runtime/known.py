@@ -1,4 +1,4 @@
-"""What check mode knows of a value that a rank holds: what it must be, and of what it is the sum."""
+"""What check mode knows of a value: what it must be, of what it is the sum, and a part."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Known:
 
 
 def known_part(spec: BucketSpec, slot: str, shard: Shard, flat: Tensor | None) -> Known:
-    """Return what a rank holds of a slot of a bucket whose elements are ``flat``, without padding."""
+    """Return what a rank holds of a slot of a bucket with the elements ``flat``, not padded."""
     if flat is None:
         return Known(None)
     whole = pad(flat, shard.padded)

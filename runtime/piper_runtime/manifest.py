@@ -10,6 +10,7 @@ from typing import Any
 
 from piper_runtime.batch import InputSpec
 from piper_runtime.errors import ProgramError
+from piper_runtime.loss_scale import LossScale
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
 from piper_runtime.sharding import Shard
@@ -48,10 +49,10 @@ class BucketSpec:
 
     ``numel`` counts the members' elements, of ``dtype``; ``grad_dtype`` is that of the flat main
     gradient, or None for a bucket that has none. ``shard_axes`` are the axes, in mesh order, over
-    which the value is sharded: a rank holds one of equal consecutive parts of the flat tensor, whose
-    end is padded. ``compute_dtype`` is that of the slot that chunks read, derived from the value, or
-    None if they read the value. ``compute_sharded`` and ``grad_sharded`` say that these slots are
-    sharded as the value is; else they are whole, padding included.
+    which the value is sharded: a rank holds one of equal consecutive parts of the flat tensor, with
+    padding at its end. ``compute_dtype`` is that of the slot that chunks read, derived from the
+    value, or None if they read the value. ``compute_sharded`` and ``grad_sharded`` say that these
+    slots are sharded as the value is; else they are whole, padding included.
     """
 
     name: str
@@ -149,6 +150,9 @@ class Manifest:
     flops: Mapping[str, FlopsSpec]
     memory: Mapping[str, tuple[MemorySpec, ...]] = field(default_factory=dict)
     """By entry point: an entry per coordinate."""
+    skips: bool = False
+    """Whether a step whose gradient norm is not finite changes nothing."""
+    loss_scale: float | LossScale | None = None
 
     @staticmethod
     def parse(text: str) -> Manifest:
@@ -206,7 +210,13 @@ def _parse(raw: Mapping[str, Any]) -> Manifest:
             name: tuple(_parse_memory(entry) for entry in entries)
             for name, entries in raw.get("memory", {}).items()
         },
+        skips=raw.get("skip_nonfinite", False),
+        loss_scale=_parse_loss_scale(raw.get("loss_scale")),
     )
+
+
+def _parse_loss_scale(entry: float | Mapping[str, Any] | None) -> float | LossScale | None:
+    return LossScale(**entry) if isinstance(entry, Mapping) else entry
 
 
 def _parse_state(entry: Mapping[str, Any]) -> StateSpec:

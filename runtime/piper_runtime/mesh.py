@@ -119,7 +119,7 @@ class Mesh:
         return next(rank for rank in ranks if self.coordinate(rank) == coordinate)
 
     def owner(self, coordinate: int, names: Iterable[str], index: int) -> int:
-        """Return the lowest rank at ``coordinate`` whose index along the named axes is ``index``."""
+        """Return the lowest rank at ``coordinate`` that is ``index`` along the named axes."""
         axes = tuple(names)
         return next(
             rank

@@ -7,6 +7,7 @@ Every value is a number or a string. A key that is not known is not there:
     step        number of the step, from 1       time        when it ended, Unix seconds
     loss        sum of all losses                loss/NAME   each, if there are several
     grad_norm   before clipping                  seconds     wall time of the step
+    skipped     steps skipped so far             loss_scale  that of the step
     tokens      of the whole batch               tps         tokens per second and device
     memory      peak bytes so far                memory_of   the rank that has this peak
     memory_how  "allocated" or "counted"         memory_predicted   of the same rank, in bytes

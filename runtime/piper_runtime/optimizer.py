@@ -46,6 +46,9 @@ def load_factory(path: str) -> OptimizerFactory:
     return factory  # type: ignore[no-any-return]
 
 
-def clip_factor(sumsq: Tensor, clip: float) -> Tensor:
-    """Return ``min(1, clip / (sqrt(sumsq) + 1e-6))`` as torch's ``clip_grad_norm_`` computes it."""
-    return torch.clamp(clip / (sumsq.sqrt() + CLIP_EPSILON), max=1.0)
+def clip_factor(sumsq: Tensor, clip: float, *, scale: float = 1.0) -> Tensor:
+    """Return ``min(1, clip / (norm + 1e-6))`` as torch's ``clip_grad_norm_`` computes it.
+
+    The norm is ``sqrt(sumsq) / scale``.
+    """
+    return torch.clamp(clip / (sumsq.sqrt() / scale + CLIP_EPSILON), max=1.0)

@@ -29,7 +29,7 @@ class Rank:
     events that the instruction waits for beside its stream's earlier instructions.
     """
 
-    __slots__ = ("_inputs", "_number", "_submit", "home", "outputs")
+    __slots__ = ("_inputs", "_number", "_submit", "home", "loss_scale", "outputs")
 
     def __init__(
         self,
@@ -37,9 +37,14 @@ class Rank:
         *,
         inputs: Sequence[Mapping[str, Tensor]],
         submit: Callable[[Instruction], None],
+        loss_scale: float = 1.0,
     ) -> None:
-        """Start a call; ``inputs`` holds one mapping per microbatch."""
+        """Start a call; ``inputs`` holds one mapping per microbatch.
+
+        ``loss_scale`` is for instructions that are ``scaled``.
+        """
         self.home = home
+        self.loss_scale = loss_scale
         self.outputs: dict[str, Tensor] = {}
         self._inputs = inputs
         self._number = 0
@@ -77,11 +82,16 @@ class Rank:
         count: Handle | None = None,
         coeff: float = 1.0,
         dtype: str | None = None,
+        scaled: bool = False,
         after: Events = (),
     ) -> Handle:
-        """Return the scalar ``coeff / max(1, count)``, or ``coeff``, in the dtype of the loss."""
+        """Return the scalar ``coeff / max(1, count)``, or ``coeff``, in the dtype of the loss.
+
+        If it is ``scaled``, it is multiplied by the loss scale, and so are all gradients.
+        """
         wanted = self.home.loss_dtypes[loss] if dtype is None else dtype_of(dtype)
         operands = () if count is None else (count,)
+        coeff = coeff * self.loss_scale if scaled else coeff
         thunk = partial(compute.tangent, coeff, wanted, self.home.device)
         return self._compute("tangent", loss, thunk, operands, after=after)
 
@@ -91,12 +101,16 @@ class Rank:
         value: Handle,
         *,
         scale: Handle | None = None,
+        scaled: bool = False,
         mb: int | None = None,
         after: Events = (),
     ) -> None:
-        """Report ``value * scale``; several outputs of one name are summed."""
+        """Report ``value * scale``; several outputs of one name are summed.
+
+        If ``scale`` is ``scaled``, as a tangent may be, the loss scale is divided out.
+        """
         operands = (value,) if scale is None else (value, scale)
-        thunk = partial(self._put, name)
+        thunk = partial(self._put, name, self.loss_scale if scaled else None)
         self._enqueue("output", COMPUTE, name, mb, operands, 0, after, thunk, None)
 
     # Compute.
@@ -124,6 +138,10 @@ class Rank:
         wanted = None if dtype is None else dtype_of(dtype)
         thunk = partial(compute.sumsq, wanted, self.home.device)
         return self._compute("sumsq", "", thunk, operands, after=after)
+
+    def nonfinite(self, value: Handle, *, after: Events = ()) -> Handle:
+        """Return whether a scalar is infinite or not a number, as a scalar."""
+        return self._compute("nonfinite", "", compute.nonfinite, (value,), after=after)
 
     def slice(self, value: Handle, *, axis: str, dim: int = 0, after: Events = ()) -> Handle:
         """Return this rank's own of equal parts along ``dim``, one per rank along a mesh axis."""
@@ -156,6 +174,7 @@ class Rank:
         norm: Handle | None = None,
         clip: float | None = None,
         skip: Handle | None = None,
+        scaled: bool = False,
         after: Events = (),
     ) -> Handle:
         """Step the bucket's optimizer and return the new flat value: this rank's part of it.
@@ -163,14 +182,22 @@ class Rank:
         ``gradient`` is flat and of the value's size. ``norm`` is the SUM OF SQUARES of all
         gradients; with ``clip`` the gradient is scaled by ``min(1, clip / (sqrt(norm) + 1e-6))``
         first. ``skip`` is a scalar that, when it is not zero, leaves the state as it is; the host
-        waits for it. It must be the same on all ranks.
+        waits for it. It must be the same on all ranks. Gradient and norm that are ``scaled`` are
+        divided by the loss scale before all else.
         """
         if clip is not None and norm is None:
             raise ProgramError(f"update of {bucket!r} with clip={clip} expected a norm, got none")
-        operands = (gradient,) if norm is None or clip is None else (gradient, norm)
+        operands: tuple[Handle, ...] = (gradient,)
+        if norm is not None and clip is not None:
+            operands += (norm,)
         if skip is not None:
             operands += (skip,)
-        thunk = compute.Update(self.home.bucket(bucket), clip, may_skip=skip is not None)
+        thunk = compute.Update(
+            self.home.bucket(bucket),
+            clip,
+            may_skip=skip is not None,
+            scale=self.loss_scale if scaled else None,
+        )
         return self._compute("update", bucket, thunk, operands, after=after)
 
     def free(self, *handles: Handle, after: Events = ()) -> None:
@@ -349,6 +376,13 @@ class Rank:
     def _take(self, name: str, microbatch: int) -> Tensor:
         return self._inputs[microbatch][name]
 
-    def _put(self, name: str, value: Tensor, scale: Tensor | None = None) -> None:
-        value = value.clone() if scale is None else value * scale
+    def _put(
+        self, name: str, loss_scale: float | None, value: Tensor, scale: Tensor | None = None
+    ) -> None:
+        if scale is None:
+            value = value.clone()
+        elif loss_scale is None:
+            value = value * scale
+        else:  # in double precision: a narrow loss times a large scale would overflow
+            value = (value.double() * scale.double() / loss_scale).to(value.dtype)
         self.outputs[name] = self.outputs[name] + value if name in self.outputs else value

@@ -22,6 +22,11 @@ class StepResult:
     ``counted``, as ``memory_how`` says (see ``MemoryMeter``); ``tokens`` counts the whole batch of
     all ranks (see ``Trainer``), ``devices`` the ranks of the mesh.
 
+    ``skipped`` says that the gradients were not finite and the step changed nothing, which happens
+    with ``update(skip_nonfinite=True)`` only; ``num_skipped`` counts such steps so far, and
+    ``loss_scale`` is what this step's losses were multiplied by (see ``LossScale``); all else that
+    is reported is unscaled. Both are None without the option.
+
     What follows is None where it is not known. ``memory_predicted`` is what the compiler says of
     the same rank, plus what its optimizer keeps; ``resident`` are peak bytes of this process, with
     Python and torch. ``flops`` are those of the model for the whole
@@ -43,6 +48,9 @@ class StepResult:
     memory_how: str
     tokens: int
     devices: int
+    skipped: bool = False
+    num_skipped: int | None = None
+    loss_scale: float | None = None
     memory_predicted: int | None = None
     resident: int | None = None
     flops: int | None = None
@@ -79,6 +87,8 @@ class StepResult:
             "step": self.step,
             "loss": self.loss,
             "grad_norm": self.grad_norm,
+            "skipped": self.num_skipped,
+            "loss_scale": self.loss_scale,
             "seconds": self.seconds,
             "tokens": self.tokens,
             "tps": self.tokens_per_second,
@@ -103,7 +113,8 @@ class StepResult:
         """Return ``step: 1 loss: 8.041234 grad_norm: 1.33 memory: 1.02GiB (rank 0) tps: 27,483``.
 
         Behind the memory comes the predicted one, and behind all what else is known, ``tflops: 1.97
-        mfu: 0.20% bubble: 11.30% exposed: 0.41% slowest: rank 3 (pp 1, dp 1) +4.2%``.
+        mfu: 0.20% bubble: 11.30% exposed: 0.41% slowest: rank 3 (pp 1, dp 1) +4.2%``; behind the
+        norm of a skipped step how many were, ``skipped: 1``, and the loss scale, if there is one.
         """
         return " ".join(self._parts())
 
@@ -111,6 +122,10 @@ class StepResult:
         yield f"step: {self.step} loss: {self.loss:.6f}"
         if self.grad_norm is not None:
             yield f"grad_norm: {self.grad_norm:.4g}"
+        if self.skipped:
+            yield f"skipped: {self.num_skipped}"
+        if self.loss_scale is not None:
+            yield f"loss_scale: {self.loss_scale:g}"
         yield f"memory: {self.memory / GIB:.2f}GiB ({self.memory_of})"
         if self.memory_predicted is not None:
             yield f"predicted: {self.memory_predicted / GIB:.2f}GiB"

@@ -15,7 +15,7 @@ from piper_runtime.movement import Packing, PartError, movement_for
 from piper_runtime.names import dtype_name, dtype_of
 from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from piper_runtime.program import Program
-from piper_runtime.sharding import Shard, pad
+from piper_runtime.sharding import Piece, Shard, pad
 
 __all__ = ["Bucket", "Init", "Weights", "flat_value", "make_buckets"]
 
@@ -83,6 +83,21 @@ class Bucket:
         else:
             value = part.to(device, copy=True)
         return cls(spec, members, value, shard=shard, compute=compute)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What this rank holds of the members, one behind the other in its part."""
+        return self._pieces
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the value, if it has one."""
+        return self._optimizer
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """What the optimizer updates: a parameter per piece; none without an optimizer."""
+        return self._parameters
 
     @property
     def trainable(self) -> bool:
@@ -187,14 +202,8 @@ class Bucket:
         """Step the optimizer with ``gradient * factor``; ``own_grad`` then holds ``gradient``."""
         if self._optimizer is None:
             raise ProgramError(f"update of {self.spec.name!r} expected an optimizer, got none")
-        if gradient.numel() != self.value.numel():
-            raise ValueError(
-                f"gradient of {self.spec.name!r} expected {self.value.numel()} elements as the "
-                f"value, got {gradient.numel()}"
-            )
+        self.keep(gradient)
         own = self.own_grad
-        if gradient is not own:
-            own.copy_(gradient.reshape(-1))
         scaled = (own if factor is None else own * factor).to(self.value.dtype)
         if scaled is own:
             parts = self._own_grads = self._own_grads or self._piece_views(own)
@@ -205,6 +214,18 @@ class Bucket:
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
+        return self.value
+
+    def keep(self, gradient: Tensor) -> Tensor:
+        """Let ``own_grad`` hold ``gradient``; the value stays, and is returned."""
+        if gradient.numel() != self.value.numel():
+            raise ValueError(
+                f"gradient of {self.spec.name!r} expected {self.value.numel()} elements as the "
+                f"value, got {gradient.numel()}"
+            )
+        own = self.own_grad
+        if gradient is not own:
+            own.copy_(gradient.reshape(-1))
         return self.value
 
     def _piece_views(self, part: Tensor) -> Sequence[Tensor]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from piper_runtime import batch as batches
+from piper_runtime.agreement import check_batch, check_replicas, digest_of
 from piper_runtime.check import make_checker
 from piper_runtime.checks import EntryFacts, check_calls, check_entry_point
 from piper_runtime.errors import ProgramError
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.gaps import Summary
+from piper_runtime.held import Held
 from piper_runtime.home import make_home
 from piper_runtime.kernels import bind_kernels
-from piper_runtime.manifest import BucketSpec
+from piper_runtime.loss_scale import LossScale, LossScaler, unscaled
+from piper_runtime.manifest import BucketSpec, StateSpec
 from piper_runtime.memory import MemoryMeter
 from piper_runtime.metrics import Metrics
 from piper_runtime.names import dtype_of
@@ -35,16 +38,16 @@ from piper_runtime.rank import Rank
 from piper_runtime.result import StepResult, peak_resident
 from piper_runtime.state import Init, Weights, make_buckets
 from piper_runtime.stepper import Stepper
-from piper_runtime.tensorfile import tensor_bytes
 from piper_runtime.transports import Transport, transport_from
 from piper_runtime.transports.local import LocalTransport
 from piper_runtime.watch import Watch
-from piper_runtime.whole import gather_buckets
+from piper_runtime.whole import gather_buckets, loose_states
 from piper_runtime.windows import Steps, Submit
 
 __all__ = ["Trainer"]
 
 GRAD_NORM = "grad_norm"
+SCALE = "loss_scale."
 
 
 class Trainer:
@@ -67,6 +70,10 @@ class Trainer:
 
     ``kernels`` is ``"eager"`` (default on a CPU), or ``"inductor"`` (default on a GPU), which compiles
     each kernel once and keeps it (see ``piper_runtime.kernels``).
+
+    ``loss_scale`` is None without ``update(loss_scale=)``; its ``value`` multiplies the losses of
+    the next step. ``num_skipped`` counts the steps that changed nothing because their gradients
+    were not finite.
 
     A batch is what THIS process feeds: its data-parallel shard under torchrun, the concatenation
     in data-parallel order under local.
@@ -96,8 +103,11 @@ class Trainer:
         """Check the program, open the communicators and make the state."""
         self.program = program if isinstance(program, Program) else Program.open(program)
         self.transport = transport_from(transport, timeout=timeout)
-        self.steps = 0
+        self.steps = self._first_step = 0
+        self.num_skipped = 0
         self._manifest = manifest = self.program.manifest
+        self.loss_scale = None if manifest.loss_scale is None else LossScaler(manifest.loss_scale)
+        self._last_scale = 1.0
         self._peak_flops = _check_peak(peak_flops, self.program)
         if isinstance(metrics, str | Path):
             metrics = Metrics(metrics)
@@ -131,7 +141,7 @@ class Trainer:
             self.transport.device,
             look=None
             if self._is_local
-            else lambda name, flat: digests.update({name: _digest([flat])}),
+            else lambda name, flat: digests.update({name: digest_of([flat])}),
         )
         self._homes = {
             rank: make_home(
@@ -143,9 +153,10 @@ class Trainer:
             )
             for rank, held in buckets.items()
         }
-        self._loose = _loose_states(self.program, weights)
+        self._loose = loose_states(self.program, weights)
         self._make_optimizers(optimizer or self.program.optimizer)
-        self._check_replicas(digests)
+        if not self._is_local:
+            check_replicas(self.transport, digests)
         if 0 in self.transport.ranks:
             print(f"piper: {self.transport.describe(manifest.mesh)}", file=sys.stderr)
 
@@ -194,7 +205,7 @@ class Trainer:
         start = time.perf_counter()
         outputs = self.outputs("train", batch)
         seconds = time.perf_counter() - start
-        self.steps += 1
+        skipped = self._end_step(outputs)
         losses = {name: outputs[name] for name in self._manifest.losses}
         sumsq, reading = outputs.get(GRAD_NORM), self._meter.read(self._homes)
         return StepResult(
@@ -202,6 +213,9 @@ class Trainer:
             loss=sum(losses.values()),
             losses=losses,
             grad_norm=None if sumsq is None else math.sqrt(sumsq),
+            skipped=skipped,
+            num_skipped=self.num_skipped if self._manifest.skips else None,
+            loss_scale=None if self.loss_scale is None else self._last_scale,
             seconds=seconds,
             memory=reading.memory,
             memory_of=reading.of,
@@ -214,6 +228,18 @@ class Trainer:
             executed_flops=self._manifest.executed_flops("train"),
             peak_flops=self._peak_flops,
         )
+
+    def _end_step(self, outputs: Mapping[str, float]) -> bool:
+        """Count a training step; returns whether it changed nothing.
+
+        Ranks skip by the sum of squares that is an output, so this process knows what they did.
+        """
+        self.steps += 1
+        skipped = self._manifest.skips and not math.isfinite(outputs[GRAD_NORM])
+        self.num_skipped += skipped
+        if self.loss_scale is not None:
+            self.loss_scale.update(skipped=skipped)
+        return skipped
 
     def evaluate(self, batch: Any) -> float:
         """Return the loss of ``batch`` without changing any state."""
@@ -258,19 +284,21 @@ class Trainer:
         """Return the reduced main gradients of the last step, before clipping, by every name.
 
         The tensors are copies on the CPU in the gradient dtype, complete on every rank; aliases of
-        a tied weight share one. Raises RuntimeError before the first step.
+        a tied weight share one. With a loss scale they are divided by it, in float32 at least.
+        Raises RuntimeError before the first step.
         """
-        if not self.steps:
+        if self.steps == self._first_step:
             raise RuntimeError("gradients expected a step before, got none")
         facts = self._facts["train"]
         specs = [spec for spec in self._manifest.buckets if spec.name in facts.accumulated]
         for spec in specs:
-            if spec.shard_axes and not spec.grad_sharded and spec.name not in facts.updated:
+            if spec.name in facts.scattered and spec.name not in facts.updated:
                 raise RuntimeError(
                     f"gradients expected an update of {spec.name!r}, which keeps the part of its "
                     "gradient that a rank gets from a reduction, got none in the program"
                 )
-        return self._gather(specs, "grad")
+        gradients = {n: value for state, value in self._gather(specs, "grad") for n in state.names}
+        return gradients if self.loss_scale is None else unscaled(gradients, self._last_scale)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers by every name, as copies on the CPU, on every rank.
@@ -278,14 +306,55 @@ class Trainer:
         They are whole, and of the model's dtype: a value that is kept in a wider one is rounded.
         Every process calls this, since ranks may hold parts.
         """
-        states = self._gather(self._manifest.buckets, "value") | self._loose
-        return {
-            name: value
-            for state in self._manifest.states
-            if state.kind != "constant"
-            for value in [states[state.name].to(dtype_of(state.dtype))]
-            for name in state.names
-        }
+        found = dict(self.stream_state_dict())
+        states = [state for state in self._manifest.states if state.name in found]
+        return {name: found[state.name] for state in states for name in state.names}
+
+    def stream_state_dict(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what ``full_state_dict`` returns, a tied weight under its first name only.
+
+        No more than one bucket is whole at a time, beside what the caller keeps. Every process
+        takes all there is, before another call.
+        """
+        held = self._held()
+        loose = [(s, held.loose[s.name]) for s in held.states() if s.name in held.loose]
+        for state, value in chain(loose, self._gather(self._manifest.buckets, "value")):
+            if state.kind != "constant":
+                value = value.to(dtype_of(state.dtype))
+                yield state.name, value
+            del value  # else it would still be there while the next bucket is put together
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint, from which training can go on under another strategy.
+
+        ``path`` is a folder that all processes share, new or of an older checkpoint, which is
+        replaced when the new one is complete. Every process calls this, between two steps. Raises
+        CheckpointError if one of them cannot write.
+        """
+        from piper_runtime.checkpoint import save_checkpoint  # torch's takes a second to import
+
+        save_checkpoint(self._held(), Path(path), numbers=self._numbers())
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a checkpoint, which this or another strategy of the model has saved.
+
+        Values are rounded to the dtype in which this strategy keeps them. Every process calls this,
+        between two steps. Raises CheckpointError, and changes nothing, if the checkpoint does not
+        fit: names, shapes, or what the optimizer keeps; ValueError in check mode.
+        """
+        from piper_runtime.checkpoint import load_checkpoint
+
+        if self._checker is not None:
+            raise ValueError(
+                "load expected a trainer without check, which compares with an optimizer that has "
+                "made all steps itself"
+            )
+        manifest, numbers = self._manifest, load_checkpoint(self._held(), Path(path))
+        self.steps = self._first_step = int(numbers["step"])
+        self.num_skipped = int(numbers.get("skipped", 0))
+        scale = {n.removeprefix(SCALE): v for n, v in numbers.items() if n.startswith(SCALE)}
+        if scale and self.loss_scale is not None and isinstance(manifest.loss_scale, LossScale):
+            self.loss_scale.load_state_dict(scale)
 
     @property
     def checked(self) -> Summary | None:
@@ -304,13 +373,16 @@ class Trainer:
         manifest, ranks = self._manifest, {}
         shards = self._shards(batch)
         submit = self._submit(entry, shards)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        if entry == "train":
+            self._last_scale = scale
         for index, home in self._homes.items():
             shard = shards[manifest.mesh.index(index, manifest.data_axes) if len(shards) > 1 else 0]
             inputs = batches.microbatches(
                 shard, manifest.inputs, num_microbatches=manifest.microbatches
             )
             self._meter.begin(index, inputs)
-            ranks[index] = Rank(home, inputs=inputs, submit=submit)
+            ranks[index] = Rank(home, inputs=inputs, submit=submit, loss_scale=scale)
             self._loaded.entry_point(manifest.mesh.coordinate(index), entry)(ranks[index])
         return ranks
 
@@ -326,8 +398,10 @@ class Trainer:
 
     def _finish(self, entry: str, ranks: dict[int, Rank]) -> dict[str, float]:
         """Return the outputs of a call that was executed step by step."""
-        self.steps += entry == "train"
-        return self._share_outputs(self._facts[entry], ranks)
+        outputs = self._share_outputs(self._facts[entry], ranks)
+        if entry == "train":
+            self._end_step(outputs)
+        return outputs
 
     def _shards(self, batch: Any) -> list[dict[str, Tensor]]:
         """Check the batch and cut it, on the device; on the first step compare it across ranks."""
@@ -341,8 +415,8 @@ class Trainer:
         )
         device = self.transport.device
         shards = [{name: value.to(device) for name, value in shard.items()} for shard in shards]
-        if not self.steps and not self._is_local:
-            self._check_batch(shards[0])
+        if self.steps == self._first_step and not self._is_local:
+            check_batch(self.transport, manifest, shards[0])
         return shards
 
     def _share_outputs(self, facts: EntryFacts, ranks: dict[int, Rank]) -> dict[str, float]:
@@ -353,6 +427,8 @@ class Trainer:
             here = owner in ranks
             value = ranks[owner].outputs[name].double() if here else torch.zeros(()).double()
             values[name] = float(self.transport.broadcast(value.cpu(), owner=owner))
+        if GRAD_NORM in values:
+            values[GRAD_NORM] /= self._last_scale**2
         return values
 
     # State.
@@ -372,43 +448,22 @@ class Trainer:
                     )
                 bucket.make_optimizer(factory)
 
-    def _gather(self, specs: Sequence[BucketSpec], slot: str) -> dict[str, Tensor]:
-        """Return a slot of buckets, whole, by the members' every name."""
+    def _gather(self, specs: Sequence[BucketSpec], slot: str) -> Iterator[tuple[StateSpec, Tensor]]:
+        """Yield the states of a slot of buckets, whole."""
         return gather_buckets(
             specs, slot, manifest=self._manifest, homes=self._homes, transport=self.transport
         )
 
-    # Agreement between processes.
+    def _held(self) -> Held:
+        """Return what is saved and loaded."""
+        updated = self._facts["train"].updated if "train" in self._facts else set()
+        return Held(self._manifest, self.transport, self._homes, self._loose, updated)
 
-    def _check_replicas(self, digests: Mapping[str, str]) -> None:
-        """Raise ValueError if ranks that hold one bucket, or parts of it, start from different
-        whole values, of which ``digests`` has those of this process.
-        """
-        if self._is_local:
-            return
-        first: dict[str, tuple[int, str]] = {}
-        for rank, theirs in enumerate(self.transport.gather(digests)):
-            for name, digest in theirs.items():
-                owner, expected = first.setdefault(name, (rank, digest))
-                if digest != expected:
-                    raise ValueError(
-                        f"bucket {name!r} expected one first value on all ranks, got different "
-                        f"ones on ranks {owner} and {rank}: build the model from one seed"
-                    )
-
-    def _check_batch(self, shard: dict[str, Tensor]) -> None:
-        """Raise ValueError if ranks of one data-parallel shard feed different batches."""
-        mesh = self._manifest.mesh
-        first: dict[int, tuple[int, str]] = {}
-        digests = self.transport.gather(_digest(list(shard.values())))
-        for rank, digest in enumerate(digests):
-            index = mesh.index(rank, self._manifest.data_axes)
-            owner, expected = first.setdefault(index, (rank, digest))
-            if digest != expected:
-                raise ValueError(
-                    f"batch expected to be the same on ranks {owner} and {rank}, "
-                    f"both of data-parallel shard {index}, got different ones"
-                )
+    def _numbers(self) -> dict[str, float]:
+        """Return the numbers of a checkpoint."""
+        numbers: dict[str, float] = {"step": self.steps, "skipped": self.num_skipped}
+        scale = {} if self.loss_scale is None else self.loss_scale.state_dict()
+        return numbers | {f"{SCALE}{name}": value for name, value in scale.items()}
 
     # Numbers.
 
@@ -416,10 +471,6 @@ class Trainer:
     def _is_local(self) -> bool:
         """Whether this process stands for all ranks."""
         return len(self.transport.ranks) == self._manifest.mesh.world_size
-
-    @property
-    def _first(self) -> int:
-        return self.transport.ranks[0]
 
     def _num_tokens(self) -> int:
         """Return the elements of the first integer input, or else the examples, of all ranks."""
@@ -444,23 +495,3 @@ def _check_peak(peak_flops: float | None, program: Program) -> float | None:
             "not: compile it again"
         )
     return peak_flops
-
-
-def _loose_states(program: Program, weights: Weights) -> dict[str, Tensor]:
-    """Return states that no bucket holds, by every name: the step does not use them."""
-    manifest = program.manifest
-    held = {name for bucket in manifest.buckets for name in bucket.members}
-    loose = [state for state in manifest.states if state.name not in held]
-    return {
-        name: value
-        for state in loose
-        for value in [weights.value(state).cpu().clone()]
-        for name in state.names
-    }
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor_bytes(tensor))
-    return digest.hexdigest()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from piper_runtime.home import Home
-from piper_runtime.manifest import BucketSpec, Manifest
+from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper_runtime.names import dtype_of
-from piper_runtime.state import Bucket
+from piper_runtime.program import Program
+from piper_runtime.state import Bucket, Weights
 from piper_runtime.transports.base import Transport
 
-__all__ = ["gather_buckets"]
+__all__ = ["gather_buckets", "loose_states"]
 
 
 def gather_buckets(
@@ -23,20 +24,32 @@ def gather_buckets(
     manifest: Manifest,
     homes: Mapping[int, Home],
     transport: Transport,
-) -> dict[str, Tensor]:
-    """Return the members of buckets by their every name, whole, on the CPU and on every rank.
+) -> Iterator[tuple[StateSpec, Tensor]]:
+    """Yield the members of buckets, whole, on the CPU and on every rank, one bucket at a time.
 
     ``slot`` is value, or grad for the reduced gradient. A part comes from the first rank that holds
     it, at the first of the bucket's coordinates; all processes call this alike.
     """
-    found: dict[str, Tensor] = {}
     for spec in specs:
         members = [manifest.state(name) for name in spec.members]
         flat = _gather(spec, slot, manifest=manifest, homes=homes, transport=transport)
-        views = Bucket(spec, members, flat).views(flat).values()
-        for member, view in zip(members, views, strict=True):
-            found.update(dict.fromkeys(member.names, view))
-    return found
+        views = [*Bucket(spec, members, flat).views(flat).values()]
+        del flat
+        while members:  # whoever takes the last one holds all that is left of the bucket
+            yield members.pop(0), views.pop(0)
+
+
+def loose_states(program: Program, weights: Weights) -> dict[str, Tensor]:
+    """Return states that no bucket holds, by every name: the step does not use them."""
+    manifest = program.manifest
+    held = {name for bucket in manifest.buckets for name in bucket.members}
+    loose = [state for state in manifest.states if state.name not in held]
+    return {
+        name: value
+        for state in loose
+        for value in [weights.value(state).cpu().clone(memory_format=torch.contiguous_format)]
+        for name in state.names
+    }
 
 
 def _gather(
@@ -47,15 +60,15 @@ def _gather(
     homes: Mapping[int, Home],
     transport: Transport,
 ) -> Tensor:
-    """Return the flat tensor of a bucket with its padding."""
+    """Return the flat tensor of a bucket with its padding, put together part by part."""
     mesh = manifest.mesh
     dtype = dtype_of(spec.slot_dtype(slot) or spec.dtype)
-    parts = []
-    for index in range(spec.shards(mesh)):
+    part = torch.empty(spec.slot_numel("value", mesh), dtype=dtype)
+    whole = part.new_empty(len(part) * spec.shards(mesh))
+    for index, place in enumerate(whole.tensor_split(spec.shards(mesh))):
         owner = mesh.owner(spec.holders[0], spec.shard_axes, index)
-        part = torch.empty(spec.slot_numel("value", mesh), dtype=dtype)
         if owner in homes:
             bucket = homes[owner].bucket(spec.name)
             part.copy_(bucket.value if slot == "value" else bucket.own_grad)
-        parts.append(transport.broadcast(part, owner=owner))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        place.copy_(transport.broadcast(part, owner=owner))
+    return whole

@@ -29,8 +29,8 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tenso
         ),
         (
             "",
-            "%z = convert %y : tensor<4xf32> -> tensor<4xbf16>",
-            "expected read, run, tangent, sum and output in a step, got piper.convert",
+            "%z = sumsq %y : (tensor<4xf32>) -> tensor<f32>",
+            "sum, output and collectives of buckets in a step, got piper.sumsq",
         ),
     ],
 )

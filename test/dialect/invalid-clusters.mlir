@@ -75,6 +75,32 @@ piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
 
 // -----
 
+// Ranks that do not hold the same may not decide.
+!P = tensor<f32, #piper.layout<dp = partial>>
+piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %x = read @w$b slot grad at 0 : !P
+  // expected-error @+1 {{expected a scalar that is the same on all ranks, got 'tensor<f32, #piper.layout<dp = partial>>'}}
+  %0 = nonfinite %x at 0 : !P -> tensor<i1>
+}
+
+// -----
+
+piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %x = read @w$b slot grad at 0 : tensor<4xf32>
+  // expected-error @+1 {{expected a scalar that is the same on all ranks, got 'tensor<4xf32>'}}
+  %0 = nonfinite %x at 0 : tensor<4xf32> -> tensor<i1>
+}
+
+// -----
+
+piper.cluster @cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %x = read @w$b slot grad at 0 : tensor<f32>
+  // expected-error @+1 {{expected a result of type 'tensor<i1>', got 'tensor<f32>'}}
+  %0 = nonfinite %x at 0 : tensor<f32> -> tensor<f32>
+}
+
+// -----
+
 piper.chunk @layer.0$F pass = F (%n: tensor<2xi64>) {
   // expected-error @+1 {{expected one result per operand, got 2 for 1}}
   %0, %1 = host_wait %n : tensor<2xi64> -> !piper.sizes, !piper.sizes

@@ -111,6 +111,38 @@ piper.strategy @strategy mesh = @mesh {
 
 // -----
 
+piper.mesh @mesh [dp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected one or four positive numbers as loss scale, got array<f64: 0.000000e+00>}}
+  piper.do.update <all> optimizer = "train:sgd" loss_scale = [0.0]
+}
+
+// -----
+
+piper.mesh @mesh [dp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected one or four positive numbers as loss scale, got array<f64: 8.000000e+00, 2.000000e+00>}}
+  piper.do.update <all> optimizer = "train:sgd" loss_scale = [8.0, 2.0]
+}
+
+// -----
+
+piper.mesh @mesh [dp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected growth above 1, backoff below 1 and a whole number of steps, got array<f64: 8.000000e+00, 2.000000e+00, 5.000000e-01, 1.500000e+00>}}
+  piper.do.update <all> optimizer = "train:sgd" skip_nonfinite loss_scale = [8.0, 2.0, 0.5, 1.5]
+}
+
+// -----
+
+piper.mesh @mesh [dp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected skip_nonfinite with a loss scale that changes, got none}}
+  piper.do.update <all> optimizer = "train:sgd" loss_scale = [8.0, 2.0, 0.5, 2000.0]
+}
+
+// -----
+
 // expected-error @+1 {{expected cells such as 0F0 in row 1, got '1X0'}}
 piper.schedule @order axis = "pp" stages = 2 microbatches = 1 ["0F0", "1F0 1X0"]
 

@@ -42,6 +42,10 @@ piper.state @mask constant : !t
 // CHECK-SAME: replication <["dp"], zero = 1, bucket = 1024> optimization <"train:sgd", clip = 5.000000e-01>
 piper.state @w parameter : !t layout <dp = replicated> aliases ["a", "b"] holders [0, 1]
     replication <["dp"], zero = 1, bucket = 1024> optimization <"train:sgd", clip = 0.5>
+// CHECK: piper.state @x parameter : !f32_4 replication <["rep", "dp"], zero = 3, bucket = 8, dtype = f32, reduce = "each", shard = ["dp"], gather = "step", prefetch = 0> optimization <"train:sgd", master = f32>
+piper.state @x parameter : !t
+    replication <["rep", "dp"], zero = 3, bucket = 8, dtype = f32, reduce = "each", shard = ["dp"], gather = "step", prefetch = 0>
+    optimization <"train:sgd", master = f32>
 
 // A bucket that is not trained has a value only.
 // CHECK: piper.bucket @frozen.weight$b [@frozen.weight] value : !f32_4_dpR{{ loc|$}}
@@ -68,6 +72,8 @@ piper.comm @all$0.1 axes ["dp"] coordinates [0, 1] for @comm
 piper.strategy @options mesh = @mesh {
   // CHECK: piper.do.place <tag = "layer"> stages = 3 axis = "pp" sizes [1, 2, 1] coordinates [0, 1, 0] loc([[$LINE:#loc[0-9]*]])
   piper.do.place <tag = "layer"> stages = 3 axis = "pp" sizes [1, 2, 1] coordinates [0, 1, 0] loc("train.py":8:5)
+  // CHECK: piper.do.replicate <all> axes = ["edp", "ep"] zero = 3 bucket = 1 reduce = "each" shard = ["ep"] gather = "group" prefetch = 2
+  piper.do.replicate <all> axes = ["edp", "ep"] zero = 3 bucket = 1 reduce = "each" shard = ["ep"] gather = "group" prefetch = 2
   // CHECK: piper.do.replicate <not state = "*.[wb]*"> axes = ["edp", "ep"] zero = 2 bucket = 1 reduce = "each"{{ loc|$}}
   piper.do.replicate <not state = "*.[wb]*"> axes = ["edp", "ep"] zero = 2 bucket = 1 reduce = "each"
   // A stage may live at two places: a row of homes per microbatch.
@@ -81,6 +87,10 @@ piper.strategy @options mesh = @mesh {
   piper.do.stream @pp priority = 1 sms = 16
   // CHECK: piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 5.000000e-01
   piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 0.5
+  // CHECK: piper.do.update <all> optimizer = "train:sgd" skip_nonfinite loss_scale = [6.553600e+04, 2.000000e+00, 5.000000e-01, 2.000000e+03]
+  // CHECK: piper.do.update <all> optimizer = "train:sgd" loss_scale = [1.024000e+03]
+  piper.do.update <all> optimizer = "train:sgd" skip_nonfinite loss_scale = [65536.0, 2.0, 0.5, 2000.0]
+  piper.do.update <all> optimizer = "train:sgd" loss_scale = [1024.0]
 }
 // A word is quoted in print, whether or not it was.
 // CHECK-LABEL: piper.strategy @bare mesh = @mesh
@@ -275,10 +285,12 @@ piper.cluster @cluster of @captured phase = unrolled mesh = @mesh microbatches =
   %j = sumsq %i0, %i0 at 0 : (!tS, !tS) -> !sP
   %k = all_reduce %j at [0] over ["dp"] : !sP -> !sR
   // An update may be skipped, after an overflow for instance.
-  // CHECK: update @w$b %{{.*}} norm %[[N:.*]] : !f32_scalar_dpR skip %[[N]] : !f32_scalar_dpR at 0 optimizer "train:sgd" clip 5.000000e-01 : !f32_2_dpS0 -> !f32_2_dpS0
-  // CHECK: update @w$b %{{.*}} skip %{{.*}} : !f32_scalar_dpR at 1 optimizer "train:sgd" : !f32_2_dpS0 -> !f32_2_dpS0
-  %u = update @w$b %i0 norm %k : !sR skip %k : !sR at 0 optimizer "train:sgd" clip 0.5 : !tS -> !tS
-  %v = update @w$b %i1 skip %k : !sR at 1 optimizer "train:sgd" : !tS -> !tS
+  // CHECK: %[[K:.*]] = nonfinite %[[N:.*]] at 0 : !f32_scalar_dpR -> !i1_scalar_dpR
+  // CHECK: update @w$b %{{.*}} norm %[[N]] : !f32_scalar_dpR skip %[[K]] : !i1_scalar_dpR at 0 optimizer "train:sgd" clip 5.000000e-01 : !f32_2_dpS0 -> !f32_2_dpS0
+  // CHECK: update @w$b %{{.*}} skip %{{.*}} : !i1_scalar_dpR at 1 optimizer "train:sgd" : !f32_2_dpS0 -> !f32_2_dpS0
+  %n = nonfinite %k at 0 : !sR -> tensor<i1, #R>
+  %u = update @w$b %i0 norm %k : !sR skip %n : tensor<i1, #R> at 0 optimizer "train:sgd" clip 0.5 : !tS -> !tS
+  %v = update @w$b %i1 skip %n : tensor<i1, #R> at 1 optimizer "train:sgd" : !tS -> !tS
   // CHECK: read @w$b slot grad at 1 : !f32_4_dpP
   // CHECK: write @bn.running_mean %{{.*}} at 1 : !f32_4_dpR
   %w = read @w$b slot grad at 1 : !tP

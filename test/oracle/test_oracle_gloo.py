@@ -18,13 +18,15 @@ NUMBER = r"(\d+\.\d+)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
-def test_gloo_prints_the_losses_of_local(schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "zero"), [("1F1B", 0), ("DualPipe", 1), ("DualPipeV", 2), ("ZBVZeroBubble", 3)]
+)
+def test_gloo_prints_the_losses_of_local(schedule: str, zero: int) -> None:
     """Three steps at pp 2 x dp 2: the same losses to 1e-6, norms and validation loss, and a
     closing fp64 step that passes the script's own check against plain PyTorch.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    options = [*OPTIONS, "--schedule", schedule]
+    options = [*OPTIONS, "--schedule", schedule, "--zero", str(zero)]
     gloo = _run([*launcher, str(SCRIPT), *options, "--transport", "gloo"])
     local = _run([str(SCRIPT), *options, "--transport", "local", "--no-check"])
     assert len(local) == 2 * SIZES["steps"] + 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import hf_models
 import piper
@@ -14,66 +13,25 @@ import pytest
 import small_gpt
 import torch
 from hf_models import FAMILIES, next_token_loss
-from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, sgd
-from piper.schedules import SCHEDULES
-from piper.strategy import Directive
+from oracle import (
+    BOUND,
+    Step,
+    adamw,
+    check_steps,
+    gradients_of,
+    piper_steps,
+    plain_steps,
+    sgd,
+)
+from piper.strategy.update import Update
 from piper_runtime import Program
+from sharded import Sharded
 from small_gpt import TAGS, token_loss
 from strategies import Captures, Case
 from torch import Tensor, nn
 
 CLIP = 0.5
 LAYERS = 6  # with embedding and head 8 chunks, two for each of 4 stages
-
-
-@dataclass(frozen=True)
-class Sharded(Case):
-    """A case whose `dp` ranks share out states, beside `rep` groups of them that do not."""
-
-    zero: int = 0
-    reduce: Literal["last", "each"] | None = None
-    gather: Literal["each", "group", "step"] | None = None
-    prefetch: int | None = None
-    rep: int = 0
-    bucket_size: int = 25_000_000
-
-    def __str__(self) -> str:
-        """As a test id."""
-        options = [f"zero{self.zero}", self.reduce, self.gather]
-        options += [f"ahead{self.prefetch}"] if self.prefetch is not None else []
-        options += [f"rep{self.rep}"] if self.rep else []
-        return "-".join([super().__str__(), *(option for option in options if option)])
-
-    @property
-    def parts(self) -> int:
-        """See `Case`."""
-        return super().parts * max(1, self.rep)
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """See `Case`."""
-        if not self.rep:
-            return super().mesh
-        return {"pp": self.pp, "dp_replicate": self.rep, "dp_shard": self.dp}
-
-    @property
-    def stages(self) -> int:
-        """How many stages the schedule places on the ranks."""
-        schedule = SCHEDULES[self.schedule]
-        return schedule.stages(self.pp, schedule.chunks or 2)
-
-    def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
-        """See `Case`."""
-        return piper.replicate(
-            axis=("dp_replicate", "dp_shard") if self.rep else "dp",
-            zero=self.zero,
-            shard="dp_shard" if self.rep and self.zero else None,
-            bucket_size=self.bucket_size,
-            reduce=self.reduce,
-            gather=self.gather,
-            prefetch=self.prefetch,
-            reduce_dtype=reduce_dtype,
-        )
 
 
 NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")
@@ -248,3 +206,67 @@ def test_odd_sizes(zero: int, bucket_size: int) -> None:
     program = captures.compile(case.strategy(tags, adamw, clip=0.1), batches[0])
     expected = plain_steps(captures.model, squares, batches, adamw, clip=0.1)
     check_steps(piper_steps(program, captures.model, batches), expected)
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("name", ["1F1B", "DualPipe"])
+def test_steps_without_update_leave_weights(name: str, zero: int) -> None:
+    """A strategy without an update reduces gradients and nothing more; twins too."""
+    case = Sharded(name, 2, 2, 4, zero=zero)
+    captures, batches = small_gpt.captures(tied=True), small_gpt.batches(case, steps=2)
+    program = captures.compile(case.strategy(TAGS, stages=case.stages), batches[0])
+    expected = plain_steps(captures.model, token_loss, batches)
+    check_steps(piper_steps(program, captures.model, batches), expected)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_master_values_have_a_dtype_of_their_own(zero: int) -> None:
+    """A float32 model whose optimizer updates float64 values: weights are those, rounded."""
+    case = Sharded("1F1B", 2, 2, 2, zero=zero)
+    captures, batches = single(), small_gpt.batches(case)
+    plain = case.strategy(TAGS, sgd, clip=CLIP, stages=2, reduce_dtype=torch.float64)
+    directives = [
+        piper.update(sgd, clip=CLIP, master_dtype=torch.float64)
+        if isinstance(directive, Update)
+        else directive
+        for directive in plain.directives
+    ]
+    strategy = piper.Strategy(mesh=case.mesh, directives=directives)
+    found = piper_steps(captures.compile(strategy, batches[0]), captures.model, batches)
+    expected = mastered_steps(captures.model, batches)
+    check_steps(found, expected, bound=1e-6)
+    assert {value.dtype for value in found[0].states.values()} == {torch.float32}
+
+
+@cache
+def single() -> Captures:
+    """The small GPT in float32."""
+    model = copy.deepcopy(small_gpt.captures(tied=True).model).float()
+    return Captures(model, token_loss)
+
+
+def mastered_steps(model: nn.Module, batches: list[small_gpt.Batch]) -> list[Step]:
+    """Plain PyTorch with float64 copies of the weights that the optimizer updates."""
+    model = copy.deepcopy(model)
+    own = list(model.parameters())
+    masters = [nn.Parameter(parameter.detach().double()) for parameter in own]
+    optimizer, steps = sgd(masters), []
+    for batch in batches:
+        model.zero_grad()
+        loss = token_loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = gradients_of(model)
+        for parameter, master in zip(own, masters, strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.double()
+        norm = float(nn.utils.clip_grad_norm_(masters, CLIP))
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(own, masters, strict=True):
+                parameter.copy_(master)
+        by_parameter = dict(zip(own, masters, strict=True))
+        named = model.named_parameters(remove_duplicate=False)
+        states = {name: by_parameter[value].detach().float() for name, value in named}
+        states |= {name: value.clone() for name, value in model.named_buffers()}
+        steps.append(Step(float(loss.detach()), norm, gradients, states))
+    return steps

@@ -92,6 +92,37 @@ piper.cluster @train$cluster of @train phase = connected mesh = @mesh microbatch
 
 // -----
 
+// A step may be skipped: by the norm, which is the same everywhere, clipped or
+// not.
+
+#R = #piper.layout<dp = replicated>
+#P = #piper.layout<dp = partial>
+!r = tensor<4xf32, #R>
+!p = tensor<4xf32, #P>
+
+piper.mesh @mesh [pp = 2 unrolled, dp = 2 manual]
+piper.state @e parameter : tensor<4xf32> holders [0, 1] optimization <"train:sgd", skip_nonfinite>
+piper.bucket @e$b [@e] value : !r grad : !p
+piper.chunk @a.0$F pass = F stage = 0 (%p: !p) -> !p { return %p : !p }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%p: !p) -> !p { return %p : !p }
+// CHECK: %[[E:.*]]:2 = all_reduce %{{.*}} at [0, 1] over ["dp"] across "pp" on @dp
+// CHECK: %[[Q:.*]]:2 = all_reduce %{{.*}} at [0, 1] over [] across "pp" on @pp
+// CHECK-NEXT: output "grad_norm" %[[Q]]#0 at 0
+// CHECK-NEXT: %[[K0:.*]] = nonfinite %[[Q]]#0 at 0 : !f32_scalar_dpR -> !i1_scalar_dpR
+// CHECK-NEXT: %[[K1:.*]] = nonfinite %[[Q]]#1 at 1 : !f32_scalar_dpR -> !i1_scalar_dpR
+// CHECK-NEXT: update @e$b %[[E]]#0 skip %[[K0]] : !i1_scalar_dpR at 0 optimizer "train:sgd" :
+// CHECK-NEXT: update @e$b %[[E]]#1 skip %[[K1]] : !i1_scalar_dpR at 1 optimizer "train:sgd" :
+piper.cluster @train$cluster of @train phase = connected mesh = @mesh microbatches = 2 {
+  %x = input "x" mb 0 at 0 : !p
+  %y = input "x" mb 1 at 1 : !p
+  %g = run @a.0$B(%x) mb 0 at 0 : (!p) -> !p
+  %h = run @a.0$B(%y) mb 1 at 1 : (!p) -> !p
+  %G = sum bucket @e$b %g at 0 : !p -> !p
+  %H = sum bucket @e$b %h at 1 : !p -> !p
+}
+
+// -----
+
 // Without manual axes and on one coordinate sums are whole; the norm needs no
 // reduction either.
 

@@ -204,9 +204,11 @@ def _run(sharding: Sharding, chunk: str, results: str, operands: str, m: int) ->
     name, results, operands = chunk[:-2], results.format(m=m), operands.format(m=m)
     takes_parameter = chunk != "shift_B"
     if sharding.zero == 3 and takes_parameter:
-        yield from _collective("all_gather", f"w_{chunk}_{m}", f"p_{name}", "gather")
-        yield f"    {results} = r.run({chunk}, {operands}, w_{chunk}_{m}, mb={m}, after=[e_w_{chunk}_{m}])"
-        yield f"    r.free(w_{chunk}_{m})"
+        whole = f"w_{chunk}_{m}"
+        call = f"r.run({chunk}, {operands}, {whole}, mb={m}, after=[e_{whole}])"
+        yield from _collective("all_gather", whole, f"p_{name}", "gather")
+        yield f"    {results} = {call}"
+        yield f"    r.free({whole})"
     else:
         parameter = f", p_{name}" if takes_parameter else ""
         yield f"    {results} = r.run({chunk}, {operands}{parameter}, mb={m})"

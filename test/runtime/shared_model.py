@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import piper
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -49,7 +51,12 @@ def make_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def make_strategy(
-    order: str = "1F1B", *, pattern: str = "layers.*", dp: int = 2, stages: int = 2
+    order: str = "1F1B",
+    *,
+    pattern: str = "layers.*",
+    dp: int = 2,
+    stages: int = 2,
+    **replication: Any,
 ) -> piper.Strategy:
     """Two pipeline ranks times ``dp``, four microbatches."""
     return piper.Strategy(
@@ -58,7 +65,7 @@ def make_strategy(
             piper.annotate({"embed": "embed", pattern: "layer", "head": "head"}),
             piper.split(microbatches=4),
             piper.place(stages=stages),
-            piper.replicate(axis="dp"),
+            piper.replicate(axis="dp", **replication),
             piper.order(order),
             piper.update(make_sgd, clip=0.5),
         ],

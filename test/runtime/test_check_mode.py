@@ -85,6 +85,22 @@ def test_other_schedules_pass_whatever_their_chunks_are(order: str, stages: int)
     assert summary.gap < 1e-13
 
 
+@pytest.mark.parametrize("reduce", ["last", "each"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_sharded_states_pass_with_gradients_in_a_wider_dtype(zero: int, reduce: str) -> None:
+    """The step of the IR has gathers, conversions and reductions, which one process has not."""
+    strategy = make_strategy(
+        "ZBVZeroBubble", stages=4, zero=zero, reduce=reduce, reduce_dtype=torch.float64
+    )
+    made = piper.compile(make_model().float(), token_loss, strategy, make_batch())
+    converts = "r.convert(" in made.texts[STAGE_1]
+    summary = piper.check(made, token_loss, make_batch(), steps=2)
+    assert converts == (reduce == "each")
+    assert summary.compared > 400
+    assert summary.unknown == 0
+    assert summary.gap < 1e-5
+
+
 def test_a_trainer_that_checks_trains_as_one_that_does_not(program: Program) -> None:
     reference = piper.Reference(program, token_loss, make_batch())
     checked, plain = Trainer(program, check=reference), Trainer(program)

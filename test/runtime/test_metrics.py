@@ -59,6 +59,7 @@ def make_trainer(**settings: Any) -> Trainer:
     [
         ({}, ""),
         ({"resident": 2**31}, ""),
+        ({"num_skipped": 1}, ""),
         ({"flops": 3_940_000_000_000}, " tflops: 1.97"),
         ({"peak_flops": 1e15}, ""),
         ({"flops": 4 * 10**12, "peak_flops": 1e15}, " tflops: 2 mfu: 0.20%"),
@@ -73,6 +74,13 @@ def test_the_line_has_what_is_known_and_nothing_else(known: dict[str, Any], show
 def test_the_line_has_the_predicted_memory_beside_the_measured() -> None:
     line = str(replace(RESULT, memory_predicted=2**30))
     assert line == LINE.replace("(rank 0)", "(rank 0) predicted: 1.00GiB")
+
+
+def test_the_line_says_that_a_step_was_skipped_and_the_scale_of_the_loss() -> None:
+    result = replace(RESULT, skipped=True, num_skipped=2, loss_scale=65536.0)
+    assert str(result) == LINE.replace("memory:", "skipped: 2 loss_scale: 65536 memory:")
+    known = {"skipped": 2, "loss_scale": 65536.0}
+    assert result.metrics() == RESULT.metrics() | known
 
 
 def test_metrics_have_what_is_known_and_nothing_else() -> None:

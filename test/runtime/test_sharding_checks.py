@@ -48,7 +48,7 @@ def start(program: Program, **options: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("zero", "change", "message"),
     [
-        (1, {"shard_axes": ["dp", "rep"]}, r"'fc\$b' expected shard axes of \['rep', 'dp'\], in this"),
+        (1, {"shard_axes": ["dp", "rep"]}, r"'fc\$b' expected shard axes of \['rep', 'dp'\], in"),
         (1, {"shard_axes": ["pp"]}, r"expected shard axes of .* got \['pp'\]"),
         (3, {"shard_axes": []}, "expected shard axes for its sharded slot grad, got none"),
         (0, {"compute_sharded": True}, "expected shard axes for its sharded slot compute"),
@@ -118,15 +118,15 @@ def test_a_manifest_that_is_not_consistent_is_refused(
         ),
         pytest.param(
             Sharding(1),
-            '    r.write("fc$b", X_fc, slot="compute", after=[e_X_fc])\n',
-            '    r.write("fc$b", X_fc, slot="compute", after=[e_X_fc])\n    r.run(loss_B, t, p_fc)\n',
+            'slot="compute", after=[e_X_fc])\n',
+            'slot="compute", after=[e_X_fc])\n    r.run(loss_B, t, p_fc)\n',
             r"`r.run\(loss_B, t, p_fc\)`.*operand of .*`p_fc = r.read.* was overwritten",
             id="what was read before the update",
         ),
         pytest.param(
             Sharding(1),
-            '    r.write("fc$b", X_fc, slot="compute", after=[e_X_fc])\n',
-            '    r.write("fc$b", X_fc, slot="compute", after=[e_X_fc])\n    r.sumsq(A_fc_1)\n',
+            'slot="compute", after=[e_X_fc])\n',
+            'slot="compute", after=[e_X_fc])\n    r.sumsq(A_fc_1)\n',
             r"`r.sumsq\(A_fc_1\)`.*operand of .*`A_fc_1 = r.accumulate.* was overwritten",
             id="a gradient of which the update has taken a part",
         ),
@@ -369,8 +369,8 @@ def test_check_mode_names_what_went_wrong(
 
 def test_check_mode_refuses_values_that_are_wider_than_chunks_compute() -> None:
     sharding = Sharding(1, compute="float32")
-    with pytest.raises(ValueError, match=r"expected values of the dtype that chunks compute in, got "
-                       r"bucket 'fc\$b' of float64, computed in float32"):  # fmt: skip
+    with pytest.raises(ValueError, match=r"values of the dtype that chunks compute in, got bucket "
+                       r"'fc\$b' of float64, computed in float32"):  # fmt: skip
         Trainer(
             sharded_program(sharding),
             model=Odd(dtype=torch.float32),

@@ -1,5 +1,6 @@
-"""What each process of the memory test runs, under torchrun: ``memory_worker.py SCHEDULE FILE``.
+"""What each process of the memory test runs, under torchrun: ``memory_worker.py NAME FILE``.
 
+NAME is a schedule, on a stage per rank or more, or ``zeroN``: a stage of ZeRO, without a pipeline.
 Trains a few steps and lets torch's profiler watch the last. Rank 0 writes the measured peak beside
 the predicted one, both in bytes, to FILE; and what the runtime counts beside what it predicts.
 """
@@ -17,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from gpt import GPT, Config
 from piper.schedules import SCHEDULES
 from piper.simulate import Network, ProgramFacts, Roofline, device, link, simulate_program
+from piper.strategy import Directive
 from piper_runtime.state import Bucket
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -35,19 +37,21 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def compiled(schedule: str, batch: Batch) -> piper.Trainer:
+def compiled(name: str, batch: Batch) -> piper.Trainer:
     """A trainer of this process's rank."""
-    named = SCHEDULES[schedule]
-    strategy = piper.Strategy(
-        mesh={"pp": RANKS},
-        directives=[
-            piper.annotate({"embed": "first", "layers.*": "layer", "head": "last"}),
-            piper.split(microbatches=MICROBATCHES),
-            piper.place(stages=named.stages(RANKS, named.chunks or 2)),
-            piper.order(schedule),
-            piper.update(adamw, clip=1.0),
-        ],
-    )
+    directives: list[Directive] = [
+        piper.annotate({"embed": "first", "layers.*": "layer", "head": "last"}),
+        piper.split(microbatches=MICROBATCHES),
+        piper.update(adamw, clip=1.0),
+    ]
+    if name.startswith("zero"):
+        mesh, zero = {"dp": RANKS}, int(name.removeprefix("zero"))
+        directives += [piper.replicate(axis="dp", zero=zero)]
+    else:
+        mesh, named = {"pp": RANKS}, SCHEDULES[name]
+        stages = named.stages(RANKS, named.chunks or 2)
+        directives += [piper.place(stages=stages), piper.order(name)]
+    strategy = piper.Strategy(mesh=mesh, directives=directives)
     torch.manual_seed(0)
     model = GPT(Config(layers=LAYERS, width=WIDTH, heads=4, context=CONTEXT, tied=False))
     program = piper.compile(model, loss_fn, strategy, batch)
@@ -61,7 +65,7 @@ def kept_bytes(trainer: piper.Trainer) -> int:
 
 
 def _bucket_bytes(bucket: Bucket) -> int:
-    slots = [bucket.value, bucket.slot("grad")]
+    held, _ = bucket.num_bytes()
     optimizer = bucket._optimizer
     assert optimizer is not None
     states = [
@@ -70,7 +74,7 @@ def _bucket_bytes(bucket: Bucket) -> int:
         for value in state.values()
         if isinstance(value, Tensor) and value.ndim
     ]
-    return sum(tensor.nbytes for tensor in [*slots, *states])
+    return held + sum(tensor.nbytes for tensor in states)
 
 
 def measured_peak(trainer: piper.Trainer, batch: Batch) -> int:
@@ -90,13 +94,13 @@ def measured_peak(trainer: piper.Trainer, batch: Batch) -> int:
     return peak
 
 
-def main(schedule: str, output: Path) -> None:
+def main(name: str, output: Path) -> None:
     """Measure and predict."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     ids, labels = torch.randint(256, (2, MICROBATCHES * ROWS, CONTEXT), generator=generator)
     batch = {"ids": ids, "labels": labels}
-    trainer = compiled(schedule, batch)
+    trainer = compiled(name, batch)
     for _ in range(2):
         result = trainer.step(batch)
     kept, peak = kept_bytes(trainer), measured_peak(trainer, batch)

@@ -62,6 +62,43 @@ def test_kernels(symbols: Symbols) -> None:
     assert kernels["count$3"] == KernelFacts(0, 40, "", temporaries=0, results=8)
 
 
+FLAT = """
+piper.mesh @mesh [pp = 1 unrolled, dp = 2 manual]
+piper.state @w parameter : tensor<4xf32>
+piper.state @b parameter : tensor<4xf32>
+piper.bucket @w$b [@w, @b] value : tensor<4xf32, #piper.layout<dp = shard(0)>> grad : tensor<{grad}>
+piper.kernel @pair$4(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {{
+  %0 = torch "aten.neg.default"(%x) facts <pure, flops = 4> : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = torch "aten.relu.default"(%x) facts <pure, flops = 4> : (tensor<4xf32>) -> tensor<4xf32>
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
+}} cost <flops = 8, bytes = 48>
+piper.stream @compute
+!v = tensor<4xf32, #piper.layout<dp = varying>>
+!p = tensor<8xf32, #piper.layout<dp = partial>>
+piper.chunk @a.0$F pass = F stage = 0 (%x: !v) -> !p {{
+  %0:2 = launch @pair$4(%x) on @compute : (!v) -> (!v, !v)
+  %1 = pack @w$b %0#0, %0#1 : !v, !v -> !p
+  return %1 : !p
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grad", "temporaries"),
+    [
+        pytest.param("8xf32, #piper.layout<dp = partial>", 0, id="a tuple is what it holds"),
+        pytest.param("4xf32, #piper.layout<dp = shard(0)>", 32, id="a flat tensor is a copy"),
+    ],
+)
+def test_gradients_for_a_collective_are_there_twice(grad: str, temporaries: int) -> None:
+    with ir.Context():
+        module = ir.Module.parse(FLAT.format(grad=grad))  # which owns the ops
+        symbols = Symbols(module)
+        [chunk] = read_chunks(symbols, read_kernels(symbols)).values()
+    assert chunk.results == (32,)
+    assert chunk.temporaries == temporaries
+
+
 def test_chunks(symbols: Symbols) -> None:
     chunks = read_chunks(symbols, read_kernels(symbols))
     # What the first launch returns lives as long as the chunk.

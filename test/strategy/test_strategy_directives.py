@@ -22,6 +22,7 @@ from piper.strategy import (
     split,
     update,
 )
+from piper_runtime import LossScale
 from torch import nn
 
 anything: Any = object()
@@ -91,13 +92,48 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"one coordinate for each of 3 stages, got \[1, 0\]",
     ),
-    "zero 1": (lambda: replicate(zero=1), NotImplementedError, "zero=1 is not implemented yet"),
     "zero 4": (lambda: replicate(zero=4), ValueError, "zero must be 0, 1, 2 or 3, got 4"),
     "bucket": (lambda: replicate(bucket_size=0), ValueError, "bucket_size must be .* got 0"),
-    "reduce each": (
-        lambda: replicate(reduce="each"),  # type: ignore[arg-type]
-        NotImplementedError,
-        "reduce='each' is not implemented yet, use 'last'",
+    "no axis": (lambda: replicate(axis=()), ValueError, r"one or more distinct axes, got \(\)"),
+    "axis twice": (
+        lambda: replicate(axis=("dp", "dp")),
+        ValueError,
+        r"axis must be one or more distinct axes, got \('dp', 'dp'\)",
+    ),
+    "nothing to shard": (
+        lambda: replicate(shard="dp"),
+        ValueError,
+        "shard='dp' has no effect with zero=0, which shards nothing",
+    ),
+    "other shard": (
+        lambda: replicate(zero=1, shard="dp_shard"),
+        ValueError,
+        r"shard must be one or more distinct axes of \('dp',\), got 'dp_shard'",
+    ),
+    "gather": (
+        lambda: replicate(zero=3, gather="never"),  # type: ignore[arg-type]
+        ValueError,
+        "gather must be 'each', 'group' or 'step', got 'never'",
+    ),
+    "nothing to gather": (
+        lambda: replicate(zero=2, gather="each"),
+        ValueError,
+        "gather='each' has no effect with zero=2, expected zero=3",
+    ),
+    "nothing to prefetch": (
+        lambda: replicate(prefetch=2),
+        ValueError,
+        "prefetch=2 has no effect with zero=0, expected zero=3",
+    ),
+    "prefetch": (
+        lambda: replicate(zero=3, prefetch=-1),
+        ValueError,
+        "prefetch must be an int of at least 0, got -1",
+    ),
+    "master": (
+        lambda: update(make_sgd, master_dtype=torch.int64),
+        ValueError,
+        "master_dtype must be a floating-point dtype or None, got torch.int64",
     ),
     "reduce": (
         lambda: replicate(reduce="now"),  # type: ignore[arg-type]
@@ -134,6 +170,26 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"factory must be callable as factory\(parameters\)",
     ),
     "clip": (lambda: update(make_sgd, clip=0.0), ValueError, "clip must be above 0 or None, got 0"),
+    "skip": (
+        lambda: update(make_sgd, skip_nonfinite=anything),
+        TypeError,
+        "update skip_nonfinite must be a bool, got <object",
+    ),
+    "loss scale": (
+        lambda: update(make_sgd, loss_scale=-1.0),
+        ValueError,
+        "update loss_scale must be positive and finite, got -1.0",
+    ),
+    "infinite loss scale": (
+        lambda: update(make_sgd, loss_scale=float("inf")),
+        ValueError,
+        "update loss_scale must be positive and finite, got inf",
+    ),
+    "no loss scale": (
+        lambda: update(make_sgd, loss_scale=True),
+        TypeError,
+        "update loss_scale must be a number, got True",
+    ),
     "nan": (lambda: update(make_sgd, clip=float("nan")), ValueError, "above 0 or None, got nan"),
 }
 
@@ -160,8 +216,16 @@ def test_refuses(make: Callable[[], object], kind: type[Exception], message: str
         (order(Table.parse(["0F0 0B0"])), "order(schedule=Table.parse(['0F0 0B0']))"),
         (replicate(), "replicate()"),
         (replicate(bucket_size=1), "replicate(bucket_size=1)"),
+        (
+            replicate(axis=["dp_replicate", "dp_shard"], zero=3, shard="dp_shard"),
+            "replicate(axis=('dp_replicate', 'dp_shard'), zero=3, shard='dp_shard')",
+        ),
         (order("1f1b"), "order(schedule='1F1B')"),
         (update(make_sgd, clip=1.0), "update(factory=make_sgd, clip=1.0)"),
+        (
+            update(make_sgd, skip_nonfinite=True, loss_scale=8.0),
+            "update(factory=make_sgd, skip_nonfinite=True, loss_scale=8.0)",
+        ),
     ],
 )
 def test_repr_is_the_call(directive: Directive, text: str) -> None:
@@ -208,6 +272,22 @@ def test_context_manager_tags_what_runs_under_it() -> None:
         mark = torch.fx.traceback.get_current_meta()["custom"]["piper_tag"]
         assert mark.startswith("first@")  # the rest tells entries apart
     assert "custom" not in torch.fx.traceback.get_current_meta()
+
+
+@pytest.mark.parametrize(
+    ("directive", "text"),
+    [
+        (update(make_sgd), ""),
+        (update(make_sgd, skip_nonfinite=True), " skip_nonfinite"),
+        (update(make_sgd, loss_scale=8), " loss_scale = [8.0]"),
+        (
+            update(make_sgd, loss_scale=LossScale(interval=100)),
+            " skip_nonfinite loss_scale = [65536.0, 2.0, 0.5, 100.0]",
+        ),
+    ],
+)
+def test_a_loss_scale_that_changes_skips(directive: Directive, text: str) -> None:
+    assert directive.op() == f'piper.do.update <all> optimizer = "{__name__}:make_sgd"{text}'
 
 
 def test_import_path_only_where_there_is_one() -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from oracle import Step, check_steps, piper_steps, sgd
-from piper.emit import emit_kernels, emit_manifest, emit_programs
+from piper.emit import emit_manifest, emit_programs
 from piper.emit.symbols import Symbols
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
@@ -27,11 +28,13 @@ CLIP = 0.05
 
 @dataclass(frozen=True)
 class Strategy:
-    """A case of the oracle's, and the chunks of each stage."""
+    """A case of the oracle's, how many chunks or stages there are, and how many steps to train."""
 
     case: Case
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...] | int
     layers: int = 4
+    steps: int = 1
+    reduce_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         """As a test id."""
@@ -45,11 +48,11 @@ DUAL_PIPE_V = Strategy(Case("DualPipeV", pp=3, microbatches=6), (1, 1, 1, 1, 1, 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled program, and the step that it must still make when it is changed."""
+    """A compiled program, and the steps that it must still make when it is changed."""
 
     program: Program
     model: nn.Module
-    batch: Any
+    batches: Sequence[Any]
     steps: Sequence[Step]
 
     @property
@@ -61,31 +64,39 @@ class Compiled:
         """The module at a level of the IR."""
         return self.program.texts[f"ir/{name}.mlir"]
 
-    def check(self, module: ir.Module, *, bound: float) -> None:
-        """Assert that a lowered module makes the same step, up to `bound`."""
+    def run(self, module: ir.Module, *, seed: int | None = None) -> list[Step]:
+        """Train with the programs of a lowered module whose kernels are those of the program."""
         symbols = Symbols(module)
-        texts = {"kernels.py": emit_kernels(module), **emit_programs(symbols)}
+        texts = {"kernels.py": self.program.texts["kernels.py"], **emit_programs(symbols)}
         texts["manifest.json"] = emit_manifest(symbols, texts)
         constants = self.program.constants
         texts = seal(texts, constants)
         program = Program(texts, constants=constants, model=self.model, optimizer=sgd)
-        check_steps(_step(program, self.model, self.batch), self.steps, bound=bound)
+        return _train(program, self.model, self.batches, seed=seed)
+
+    def check(self, module: ir.Module, *, bound: float) -> None:
+        """Assert that a lowered module makes the same steps, up to `bound`."""
+        check_steps(self.run(module), self.steps, bound=bound)
 
 
 @cache
 def compiled(strategy: Strategy) -> Compiled:
-    """Compile a strategy and run one step."""
+    """Compile a strategy and train for its steps."""
     case = strategy.case
     shared = captures(tied=True, layers=strategy.layers)
-    [batch] = batches(case, steps=1)
-    directives = case.strategy(TAGS, sgd, clip=CLIP, stages=strategy.sizes)
-    program = shared.compile(directives, batch)
-    return Compiled(program, shared.model, batch, _step(program, shared.model, batch))
+    made = batches(case, steps=strategy.steps)
+    directives = case.strategy(
+        TAGS, sgd, clip=CLIP, stages=strategy.sizes, reduce_dtype=strategy.reduce_dtype
+    )
+    program = shared.compile(directives, made[0])
+    return Compiled(program, shared.model, made, _train(program, shared.model, made))
 
 
-def _step(program: Program, model: nn.Module, batch: Any) -> list[Step]:
+def _train(
+    program: Program, model: nn.Module, batches: Sequence[Any], *, seed: int | None = None
+) -> list[Step]:
     with contextlib.redirect_stderr(io.StringIO()):  # every trainer says where it runs
-        return piper_steps(program, model, [batch], sgd)
+        return piper_steps(program, model, batches, sgd, seed=seed)
 
 
 def refusal(module: ir.Operation, pipeline: str = "piper-verify") -> str | None:

@@ -8,9 +8,22 @@ from typing import Any
 
 from piper.mlir import ir
 
-__all__ = ["MUTATIONS", "OF_CLUSTERS", "Mutation", "body_of", "mutate", "programs_of", "reorder"]
+__all__ = [
+    "MUTATIONS",
+    "OF_CLUSTERS",
+    "Mutation",
+    "Value",
+    "body_of",
+    "groups_of",
+    "mutate",
+    "programs_of",
+    "regroup",
+    "reorder",
+    "without",
+]
 
 Value = ir.Value[Any]
+SIZES = "operandSegmentSizes"
 
 TRIES = 60
 """How many instructions are looked at for one that a mutation suits."""
@@ -138,22 +151,33 @@ def _replace_operand(module: ir.Module, op: ir.Operation, choice: random.Random)
 
 
 def _drop_event(module: ir.Module, op: ir.Operation, choice: random.Random) -> bool:
-    """Leave an event out of `after`, which is the last group of operands."""
+    """Leave an event out of `after`."""
     events = [i for i, value in enumerate(op.operands) if str(value.type) == "!piper.event"]
     if not events:
         return False
-    dropped = choice.choice(events)
-    operands = [value for i, value in enumerate(op.operands) if i != dropped]
+    without(op, choice.choice(events))
+    return True
+
+
+def groups_of(op: ir.Operation) -> list[list[Value]]:
+    """The operands of an instruction, as its assembly groups them."""
+    operands = list(op.operands)
+    if SIZES not in op.attributes:
+        return [operands]
+    sizes = list(ir.DenseI32ArrayAttr(op.attributes[SIZES]))
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [operands[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def regroup(op: ir.Operation, groups: Sequence[Sequence[Value]]) -> ir.Operation:
+    """Put an instruction with other operands in the place of an instruction."""
     attributes = {name: op.attributes[name] for name in op.attributes}
-    if "operandSegmentSizes" in attributes:
-        sizes = list(ir.DenseI32ArrayAttr(attributes["operandSegmentSizes"]))
-        last = max(i for i, size in enumerate(sizes) if size)
-        sizes[last] -= 1
-        attributes["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get(sizes)
+    if SIZES in attributes:
+        attributes[SIZES] = ir.DenseI32ArrayAttr.get([len(group) for group in groups])
     made = ir.Operation.create(
         op.name,
         results=[result.type for result in op.results],
-        operands=operands,
+        operands=[value for group in groups for value in group],
         attributes=attributes,
         loc=op.location,
         ip=ir.InsertionPoint(op),
@@ -161,7 +185,18 @@ def _drop_event(module: ir.Module, op: ir.Operation, choice: random.Random) -> b
     for result, other in zip(op.results, made.results, strict=True):
         result.replace_all_uses_with(other)
     op.erase()
-    return True
+    return made
+
+
+def without(op: ir.Operation, index: int) -> ir.Operation:
+    """Leave an operand out."""
+    groups = groups_of(op)
+    for group in groups:
+        if index < len(group):
+            del group[index]
+            break
+        index -= len(group)
+    return regroup(op, groups)
 
 
 def _borrow_attribute(module: ir.Module, op: ir.Operation, choice: random.Random) -> bool:
@@ -169,7 +204,7 @@ def _borrow_attribute(module: ir.Module, op: ir.Operation, choice: random.Random
     communicator, a chunk, a bucket, a name, an optimizer.
     """
     every = [other for program in programs_of(module) for other in body_of(program)]
-    names = [name for name in op.attributes if name != "operandSegmentSizes"]
+    names = [name for name in op.attributes if name != SIZES]
     if not names:
         return False
     name = choice.choice(names)

@@ -13,7 +13,7 @@ from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
 
-__all__ = ["emit_manifest"]
+__all__ = ["emit_bucket", "emit_manifest"]
 
 
 def emit_manifest(
@@ -26,7 +26,7 @@ def emit_manifest(
     """
     steps = {name_of(step): step for step in symbols.all("step")}
     train = steps["train"]
-    update = next(iter(_directives(symbols, "piper.do.update")), None)
+    update = symbols.update
     programs = sorted(
         (name for name in texts if name.startswith("program_")), key=_coordinate_of(symbols)
     )
@@ -38,7 +38,7 @@ def emit_manifest(
         "inputs": _inputs(train),
         "data_axes": _strings(train.attributes["axes"]),
         "states": [_state(state) for state in symbols.all("state")],
-        "buckets": [_bucket(bucket, symbols) for bucket in symbols.all("bucket")],
+        "buckets": [emit_bucket(bucket, symbols) for bucket in symbols.all("bucket")],
         "comms": [_comm(comm, symbols) for comm in symbols.all("comm")],
         "programs": programs,
         "entry_points": list(steps),
@@ -46,6 +46,10 @@ def emit_manifest(
         "optimizer": _text(update, "optimizer"),
         "clip": _number(update, "clip"),
     }
+    if update is not None and "skip_nonfinite" in update.attributes:
+        manifest["skip_nonfinite"] = True
+    if symbols.loss_scale:
+        manifest["loss_scale"] = _loss_scale(*symbols.loss_scale)
     if captured is not None:
         manifest["flops"] = count_flops(symbols, texts, programs, captured=captured)
     return json.dumps(manifest, indent=1) + "\n"
@@ -60,15 +64,6 @@ def _strings(attribute: ir.Attribute) -> list[str]:
     return [ir.StringAttr(item).value for item in ir.ArrayAttr(attribute)]
 
 
-def _directives(symbols: Symbols, name: str) -> list[ir.Operation]:
-    return [
-        view.operation
-        for strategy in symbols.all("strategy")
-        for view in strategy.regions[0].blocks[0].operations
-        if view.operation.name == name
-    ]
-
-
 def _text(op: ir.Operation | None, name: str) -> str | None:
     if op is None or name not in op.attributes:
         return None
@@ -80,6 +75,14 @@ def _number(op: ir.Operation | None, name: str) -> float | None:
     if op is None or name not in op.attributes:
         return None
     return float(ir.FloatAttr(op.attributes[name]).value)
+
+
+def _loss_scale(initial: float, *change: float) -> float | dict[str, float]:
+    """Return the number that stays, or what ``LossScale`` takes."""
+    if not change:
+        return initial
+    growth, backoff, interval = change
+    return {"initial": initial, "growth": growth, "backoff": backoff, "interval": int(interval)}
 
 
 def _inputs(step: ir.Operation) -> list[dict[str, Any]]:
@@ -110,7 +113,8 @@ def _state(state: ir.Operation) -> dict[str, Any]:
     }
 
 
-def _bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
+def emit_bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
+    """Return the entry of a bucket: its members, and how ranks hold its slots."""
     members = symbols.members[name_of(bucket)]
     states = [symbols.states[member] for member in members]
     types = {name: ir.TypeAttr(bucket.attributes[name]).value for name in _slots(bucket)}

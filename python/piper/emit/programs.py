@@ -77,6 +77,7 @@ class _EntryPoint:
         self._namer = Namer()
         self._names: dict[int, str] = {}
         rows = program["rows"]
+        self._scaled = ["scaled=True"] if program["entry"] in symbols.scaled_entries else []
         self._used = {value for row in rows if row["op"] != "free" for value in row["in"]}
 
     def lines(self) -> Iterator[str]:
@@ -136,7 +137,8 @@ class _EntryPoint:
     def _tangent(self, row: Row) -> _Call:
         count = [f"count={self._names[row['count']]}"] if "count" in row else []
         arguments = [repr(row["loss"]), *count, f"coeff={row['coeff']!r}"]
-        arguments += [f"dtype={self._symbols.dtype(row['dtype'])!r}", *self._after(row)]
+        arguments += [f"dtype={self._symbols.dtype(row['dtype'])!r}"]
+        arguments += [*self._scaled, *self._after(row)]
         return _Call("tangent", arguments, [self._bind(row["out"][0], f"d_{row['loss']}")])
 
     def _sum(self, row: Row) -> _Call:
@@ -148,6 +150,10 @@ class _EntryPoint:
         dtype = self._symbols.dtype(row["dtype"])
         arguments = [*self._inputs(row), f"dtype={dtype!r}", *self._after(row)]
         return _Call("sumsq", arguments, [self._bind(row["out"][0], "squares")])
+
+    def _nonfinite(self, row: Row) -> _Call:
+        [operand] = self._inputs(row)
+        return _Call("nonfinite", [operand, *self._after(row)], [self._bind(row["out"][0], "skip")])
 
     def _accumulate(self, row: Row) -> _Call:
         arguments = [repr(row["bucket"]), self._names[row["in"][0]]]
@@ -165,6 +171,7 @@ class _EntryPoint:
             arguments.append(f"skip={self._names[row['skip']]}")
         if "clip" in row:
             arguments.append(f"clip={row['clip']!r}")
+        arguments += self._scaled
         [value] = row["out"]
         names = [self._bind(value, f"new_{row['bucket']}")] if value in self._used else []
         return _Call("update", [*arguments, *self._after(row)], names)
@@ -185,7 +192,8 @@ class _EntryPoint:
         return _Call("convert", arguments, [self._bind(row["out"][0], f"{dtype}_{operand}")])
 
     def _output(self, row: Row) -> _Call:
-        scale = [f"scale={self._names[row['scale']]}"] if "scale" in row else []
+        has_scale = "scale" in row
+        scale = [f"scale={self._names[row['scale']]}", *self._scaled] if has_scale else []
         arguments = [repr(row["name"]), self._names[row["in"][0]], *scale, *self._after(row)]
         return _Call("output", arguments)
 
@@ -232,7 +240,6 @@ _KNOWN = tuple(
     sorted(
         name.removeprefix("_")
         for name, method in vars(_EntryPoint).items()
-        if getattr(method, "__annotations__", {}).get("return") == "_Call"
-        and name != "_collective"
+        if getattr(method, "__annotations__", {}).get("return") == "_Call" and name != "_collective"
     )
 )

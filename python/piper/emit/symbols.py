@@ -77,6 +77,36 @@ class Symbols:
         """The unrolled axis, or nothing."""
         return next((name for name, _, role in self.axes if role == "unrolled"), "")
 
+    @cached_property
+    def update(self) -> ir.Operation | None:
+        """The first update directive, which others do not contradict."""
+        directives = (
+            view.operation
+            for strategy in self.all("strategy")
+            for view in strategy.regions[0].blocks[0].operations
+        )
+        return next((op for op in directives if op.name == "piper.do.update"), None)
+
+    @cached_property
+    def loss_scale(self) -> tuple[float, ...]:
+        """One number that stays; initial, growth, backoff and interval of one that changes; or
+        nothing.
+        """
+        if self.update is None or "loss_scale" not in self.update.attributes:
+            return ()
+        return tuple(ir.DenseF64ArrayAttr(self.update.attributes["loss_scale"]))
+
+    @cached_property
+    def scaled_entries(self) -> frozenset[str]:
+        """The entry points whose losses are multiplied by a loss scale: those that update."""
+        if not self.loss_scale:
+            return frozenset()
+        return frozenset(
+            program["entry"]
+            for program in self.programs
+            if any(row["op"] == "update" for row in program["rows"])
+        )
+
     def program_file(self, coordinate: int) -> str:
         """Return ``program_pp0.py``, or ``program_0.py`` without an unrolled axis."""
         return f"program_{self.axis}{coordinate}.py"

@@ -213,7 +213,7 @@ def _largest_members(manifest: Manifest) -> dict[str, int]:
 
 
 def _parameter_bytes(bucket: BucketSpec, mesh: Mesh) -> int:
-    """Bytes of the value and of what is derived from it; a value that is a view of that has none."""
+    """Bytes of the value and of what is derived from it; a value that is a view has none."""
     derived = bucket_bytes(bucket, mesh, slot="compute")
     return derived if bucket.is_view else derived + bucket_bytes(bucket, mesh, slot="value")
 

@@ -18,7 +18,7 @@ __all__ = ["Values", "read_values"]
 MESSAGES = ("send", "recv")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute")
 _NOTHING = ("record", "free", "output", "send", "host_wait", "write")
-_TYPED = ("recv", "tangent", "sumsq", "convert")
+_TYPED = ("recv", "tangent", "sumsq", "convert", "nonfinite")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from piper_runtime import LossScale
+from piper_runtime.loss_scale import check_loss_scale
 from torch import nn
 from torch.optim import Optimizer
 
@@ -26,14 +28,23 @@ class Update(Directive):
     its own dtype, such as bfloat16, made anew after each step (Micikevicius et al., 2018);
     `replicate(reduce_dtype=)` says in which dtype gradients are summed.
 
+    With `skip_nonfinite` a step whose gradient norm is not finite changes neither values nor what
+    the optimizer keeps, on all ranks alike; for that the host waits for the norm in every step.
+    `loss_scale` multiplies losses before the backward pass, and gradients are divided by it before
+    they are clipped and used, so that narrow ones do not round to zero: a number, or a `LossScale`,
+    which changes, and for which steps are skipped too. All that is reported is unscaled.
+
     Raises:
-        TypeError: a factory that cannot be called.
-        ValueError: a clip that is not above 0, a master dtype that is not floating-point.
+        TypeError: a factory that cannot be called, another type of skip_nonfinite or loss_scale.
+        ValueError: a clip that is not above 0, a master dtype that is not floating-point, a
+            loss_scale that is not positive and finite.
     """
 
     factory: OptimizerFactory
     clip: float | None = None
     master_dtype: torch.dtype | None = None
+    skip_nonfinite: bool = False
+    loss_scale: float | LossScale | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -45,6 +56,15 @@ class Update(Directive):
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"update clip must be above 0 or None, got {self.clip!r}")
         check_dtype("update master_dtype", self.master_dtype)
+        if not isinstance(self.skip_nonfinite, bool):
+            raise TypeError(f"update skip_nonfinite must be a bool, got {self.skip_nonfinite!r}")
+        if self.loss_scale is not None and not isinstance(self.loss_scale, LossScale):
+            check_loss_scale("update loss_scale", self.loss_scale)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a step whose gradients are not finite changes nothing."""
+        return self.skip_nonfinite or isinstance(self.loss_scale, LossScale)
 
     @property
     def import_path(self) -> str | None:
@@ -69,7 +89,22 @@ class Update(Directive):
         clip = "" if self.clip is None else f" clip = {float(self.clip)!r}"
         dtype = self.master_dtype
         master = "" if dtype is None else f" master = {element_name(dtype)}"
-        return f"piper.do.update <all> optimizer = {quoted(self.label)}{clip}{master}"
+        skip = " skip_nonfinite" if self.skips else ""
+        return (
+            f"piper.do.update <all> optimizer = {quoted(self.label)}{clip}{master}{skip}"
+            f"{self._scale_text()}"
+        )
+
+    def _scale_text(self) -> str:
+        scale = self.loss_scale
+        if scale is None:
+            return ""
+        numbers: tuple[float, ...] = (
+            (scale,)
+            if not isinstance(scale, LossScale)
+            else (scale.initial, scale.growth, scale.backoff, scale.interval)
+        )
+        return f" loss_scale = [{', '.join(repr(float(number)) for number in numbers)}]"
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
@@ -77,6 +112,8 @@ class Update(Directive):
             "optimizer factory": self.factory,
             "gradient clip": self.clip,
             "master dtype": self.master_dtype,
+            "skip of steps that are not finite": self.skips,
+            "loss scale": self.loss_scale,
         }
 
 
@@ -85,9 +122,11 @@ def update(
     *,
     clip: float | None = None,
     master_dtype: torch.dtype | None = None,
+    skip_nonfinite: bool = False,
+    loss_scale: float | LossScale | None = None,
 ) -> Update:
     """Step an optimizer made by `factory` at the end of each step; see `Update`."""
-    return Update(factory, clip, master_dtype)
+    return Update(factory, clip, master_dtype, skip_nonfinite, loss_scale)
 
 
 def _importable_name(module: str | None) -> str | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from piper_runtime.instruction import Instruction, Message
@@ -16,6 +17,7 @@ from piper_runtime.program import LoadedProgram
 
 __all__ = ["Observer", "Transport", "check_gathered", "rank_order_sum", "scattered"]
 
+T = TypeVar("T")
 
 Observer = Callable[[Instruction, int, int], None]
 """Called when an instruction has finished, with when it started and ended (``perf_counter_ns``).
@@ -82,6 +84,12 @@ class Transport(ABC):
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in rank order."""
+
+    def together(self, action: Callable[[dist.ProcessGroup | None], T]) -> T:
+        """Return what ``action`` returns, which communicates over a group of all processes, on the
+        CPU; the group is None if there is only this one.
+        """
+        return action(None)
 
     def abort(self, error: BaseException) -> None:
         """Tell the other processes, if there are any, that this one cannot go on."""

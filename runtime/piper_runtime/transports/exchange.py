@@ -97,6 +97,8 @@ def _all_gather(message: Message, group: dist.ProcessGroup | None, value: Tensor
         return value.clone()
     gathered = value.new_empty((size, *value.shape))
     dist.all_gather_single(as_bytes(gathered), as_bytes(value.contiguous()), group=group)
+    if message.dim == 0:
+        return gathered.flatten(0, 1)  # they lie one behind the other
     return torch.cat(list(gathered), message.dim)
 
 

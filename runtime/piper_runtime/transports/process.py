@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,7 @@ __all__ = ["Groups", "ProcessTransport"]
 
 GRACE_SECONDS = 3.0  # how much later than a closed connection a report may come
 MARGIN_SECONDS = 60.0  # by how much the watchdog comes before torch's own timeout
+T = TypeVar("T")
 Groups = dict[str, dist.ProcessGroup]
 
 
@@ -144,6 +145,19 @@ class ProcessTransport(Transport):
         self._communicate(lambda: dist.all_gather_object(values, value, group=self._world))
         return values
 
+    def together(self, action: Callable[[dist.ProcessGroup | None], T]) -> T:
+        """Return what ``action`` returns, which communicates over the world.
+
+        It may take any time, but ranks wait for each other no longer than the timeout of the world.
+        """
+        try:
+            return action(self._world)
+        except RuntimeError as error:
+            failure = self._await_remote_failure() or error
+            self._adopt(failure)
+            self._raised = True
+            raise failure from error
+
     def abort(self, error: BaseException) -> None:
         """Publish ``error`` unless another failure was published before; nothing runs after it."""
         self._adopt(error)
@@ -210,17 +224,12 @@ class ProcessTransport(Transport):
         report = "".join(traceback.format_exception(error))
         self._watchdog.report("failed", f"rank {self.ranks[0]} failed:\n{report}")
 
-    def _communicate(self, action: Callable[[], Any]) -> None:
+    def _communicate(self, action: Callable[[], T]) -> T:
         """Run a collective of the trainer; its failure is another rank's if that rank reported."""
         before, self._counters.activity = self._counters.activity, Activity.SHARING
-        try:
-            action()
-        except RuntimeError as error:
-            failure = self._await_remote_failure() or error
-            self._adopt(failure)
-            self._raised = True
-            raise failure from error
+        result = self.together(lambda _: action())
         self._counters.activity = before
+        return result
 
     def _await_remote_failure(self) -> RuntimeError | None:
         """Return another rank's report; it may come later than the connection it closed."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from piper_runtime.devices import Device
 from piper_runtime.instruction import Message
+from piper_runtime.transports.base import check_gathered
 
 __all__ = ["Work", "exchange", "pass_message"]
 
@@ -95,6 +96,7 @@ def _all_reduce(message: Message, group: Group, device: Device, value: Tensor) -
 
 
 def _all_gather(message: Message, group: Group, device: Device, value: Tensor) -> Work:
+    check_gathered(message.comm)
     size, dim = len(message.comm.members), message.dim
     shape, packed = list(value.shape), _room_to_pack(value, device)
     gathered = device.empty((size, *shape), value.dtype)
@@ -117,6 +119,10 @@ def _all_gather(message: Message, group: Group, device: Device, value: Tensor) -
 
 def _reduce_scatter(message: Message, group: Group, device: Device, value: Tensor) -> Work:
     size, dim = len(message.comm.members), message.dim
+    if message.comm.num_parts != size:
+        raise ValueError(
+            f"reduce_scatter expected a communicator of one coordinate, got {message.comm.name}"
+        )
     if value.shape[dim] % size:
         raise ValueError(
             f"reduce_scatter expected dim {dim} divisible by {size}, got {value.shape[dim]}"
