@@ -75,9 +75,8 @@ static LogicalResult verifySignature(Operation *op, FunctionType type,
                                      Block &block) {
   if (block.getArgumentTypes() != TypeRange(type.getInputs()))
     return op->emitOpError("expected arguments of the signature's types");
-  auto returned = dyn_cast<ReturnOp>(block.back());
-  if (!returned)
-    return op->emitOpError("expected a return at the end");
+  // The only terminator that a body may have.
+  auto returned = cast<ReturnOp>(block.back());
   if (returned.getValues().getTypes() != TypeRange(type.getResults()))
     return returned.emitOpError("expected to return ")
            << type.getResults() << ", got " << returned.getValues().getTypes();

@@ -1,4 +1,4 @@
-//===- DumpPrograms.cpp - Programs as rows, for whoever reads them in Python
+//===- DumpPrograms.cpp - Programs as columns, for whoever reads them in Python
 //
 // Licensed under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
@@ -9,6 +9,7 @@
 
 #include "passes/DumpPrograms.h"
 
+#include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/TypeSwitch.h"
 #include "llvm/Support/JSON.h"
 
@@ -24,7 +25,7 @@ public:
   explicit Provenance(Location loc) { visit(loc); }
 
   void write(llvm::json::OStream &json) const {
-    json.attributeArray("loc", [&] {
+    json.array([&] {
       json.value(file);
       json.value(line);
       json.value(path);
@@ -114,6 +115,20 @@ SmallVector<std::pair<StringRef, Value>> getOptionalOperands(Operation &op) {
       .Default([](Operation *) { return Named(); });
 }
 
+/// What an attribute is in JSON, if anything.
+std::optional<llvm::json::Value> toValue(Attribute attribute) {
+  using Value = llvm::json::Value;
+  return llvm::TypeSwitch<Attribute, std::optional<Value>>(attribute)
+      .Case<FlatSymbolRefAttr, StringAttr>(
+          [](auto text) { return Value(text.getValue()); })
+      .Case<IntegerAttr>([](auto number) { return Value(number.getInt()); })
+      .Case<FloatAttr>(
+          [](auto number) { return Value(number.getValueAsDouble()); })
+      .Case<SlotAttr>(
+          [](auto slot) { return Value(stringifySlot(slot.getValue())); })
+      .Default([](Attribute) { return std::nullopt; });
+}
+
 /// Writes one program.
 class ProgramDump {
 public:
@@ -126,77 +141,117 @@ public:
       json.attribute("name", program.getSymName());
       json.attribute("entry", entry);
       json.attribute("at", int64_t(program.getAt()));
-      json.attributeArray("rows", [&] {
-        for (Operation &op : program.getBlock())
-          writeRow(op);
-      });
+      writeValues();
+      writeNames();
+      writeAttributes();
     });
   }
 
 private:
-  void writeRow(Operation &op) {
-    json.object([&] {
-      json.attribute("op", op.getName().stripDialect());
-      writeOperands(op);
-      json.attributeArray("out", [&] {
+  /// What only some rows have: which, and what of each.
+  struct SparseColumn {
+    SmallVector<int64_t> rows;
+    SmallVector<llvm::json::Value> values;
+  };
+
+  template <typename WriteCell>
+  void writeColumn(StringRef name, WriteCell writeCell) {
+    json.attributeArray(name, [&] {
+      for (Operation &op : program.getBlock())
+        writeCell(op);
+    });
+  }
+
+  /// Results get their numbers here, before operands are looked up.
+  void writeValues() {
+    writeColumn("out", [&](Operation &op) {
+      json.array([&] {
         for (Value result : op.getResults())
           json.value(numbers.try_emplace(result, numbers.size()).first->second);
       });
-      // By name: a dictionary of an op's attributes would be made and kept.
-      for (StringAttr name : op.getName().getAttributeNames())
-        if (Attribute attribute = op.getAttr(name))
-          writeAttribute(name, attribute);
-      if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp, NonfiniteOp>(op))
-        writeType(cast<RankedTensorType>(op.getResult(0).getType()));
-      // Rare, so only where they hold: a dump has 10^5 rows.
-      if (syncs.contains(op))
-        json.attribute("host_sync", true);
-      if (hasDynamicShape(op))
-        json.attribute("dynamic_shape", true);
-      Provenance(op.getLoc()).write(json);
     });
-  }
-
-  /// Values and events apart: `in` and `after`; optional ones by their names.
-  void writeOperands(Operation &op) {
-    auto write = [&](StringRef name, bool events) {
-      json.attributeArray(name, [&] {
-        for (Value operand : op.getOperands())
-          if (isa<EventType>(operand.getType()) == events)
-            json.value(numbers.lookup(operand));
+    auto writeOperands = [&](StringRef name, bool events) {
+      writeColumn(name, [&](Operation &op) {
+        json.array([&] {
+          for (Value operand : op.getOperands())
+            if (isa<EventType>(operand.getType()) == events)
+              json.value(numbers.lookup(operand));
+        });
       });
     };
-    write("in", false);
-    write("after", true);
+    writeOperands("in", false);
+    writeOperands("after", true);
+  }
+
+  /// Few ops and locations occur in many rows: each once, and its index by row.
+  void writeNames() {
+    llvm::MapVector<OperationName, int64_t> ops;
+    writeColumn("op", [&](Operation &op) {
+      json.value(ops.try_emplace(op.getName(), ops.size()).first->second);
+    });
+    json.attributeArray("ops", [&] {
+      for (auto [name, index] : ops)
+        json.value(name.stripDialect());
+    });
+    llvm::MapVector<Location, int64_t> locs;
+    writeColumn("loc", [&](Operation &op) {
+      json.value(locs.try_emplace(op.getLoc(), locs.size()).first->second);
+    });
+    json.attributeArray("locs", [&] {
+      for (auto [loc, index] : locs)
+        Provenance(loc).write(json);
+    });
+  }
+
+  void writeAttributes() {
+    llvm::MapVector<StringRef, SparseColumn> columns;
+    int64_t row = 0;
+    auto add = [&](StringRef name, llvm::json::Value value) {
+      SparseColumn &column = columns[name];
+      column.rows.push_back(row);
+      column.values.push_back(std::move(value));
+    };
+    for (Operation &op : program.getBlock()) {
+      collect(op, add);
+      ++row;
+    }
+    json.attributeObject("attributes", [&] {
+      for (auto &[name, column] : columns)
+        json.attributeObject(name, [&] {
+          json.attributeArray("rows", [&] {
+            for (int64_t index : column.rows)
+              json.value(index);
+          });
+          json.attributeArray("values", [&] {
+            for (const llvm::json::Value &value : column.values)
+              json.value(value);
+          });
+        });
+    });
+  }
+
+  /// Attributes, optional operands, the type of some results, and flags.
+  void collect(Operation &op,
+               llvm::function_ref<void(StringRef, llvm::json::Value)> add) {
+    // By name: a dictionary of an op's attributes would be made and kept.
+    for (StringAttr name : op.getName().getAttributeNames())
+      if (Attribute attribute = op.getAttr(name))
+        if (std::optional<llvm::json::Value> value = toValue(attribute))
+          add(name.getValue(), std::move(*value));
     for (auto [name, value] : getOptionalOperands(op))
       if (value)
-        json.attribute(name, numbers.lookup(value));
-  }
-
-  void writeAttribute(StringRef name, Attribute attribute) {
-    llvm::TypeSwitch<Attribute>(attribute)
-        .Case<FlatSymbolRefAttr>(
-            [&](auto symbol) { json.attribute(name, symbol.getValue()); })
-        .Case<StringAttr>(
-            [&](auto text) { json.attribute(name, text.getValue()); })
-        .Case<IntegerAttr>(
-            [&](auto number) { json.attribute(name, number.getInt()); })
-        .Case<FloatAttr>([&](auto number) {
-          json.attribute(name, number.getValueAsDouble());
-        })
-        .Case<SlotAttr>([&](auto slot) {
-          json.attribute(name, stringifySlot(slot.getValue()));
-        });
-  }
-
-  void writeType(RankedTensorType type) {
-    std::string dtype;
-    llvm::raw_string_ostream(dtype) << type.getElementType();
-    json.attribute("dtype", dtype);
-    json.attributeArray("shape", [&] {
-      for (int64_t size : type.getShape())
-        json.value(size);
-    });
+        add(name, numbers.lookup(value));
+    if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp, NonfiniteOp>(op)) {
+      auto type = cast<RankedTensorType>(op.getResult(0).getType());
+      std::string dtype;
+      llvm::raw_string_ostream(dtype) << type.getElementType();
+      add("dtype", dtype);
+      add("shape", llvm::json::Array(type.getShape()));
+    }
+    if (syncs.contains(op))
+      add("host_sync", true);
+    if (hasDynamicShape(op))
+      add("dynamic_shape", true);
   }
 
   ProgramOp program;

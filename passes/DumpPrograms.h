@@ -1,4 +1,4 @@
-//===- DumpPrograms.h - Programs as rows, for whoever reads them in Python
+//===- DumpPrograms.h - Programs as columns, for whoever reads them in Python
 //
 // Licensed under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
@@ -12,11 +12,14 @@
 
 namespace piper {
 
-/// Writes all programs of a module as JSON: a list of
-/// `{name, entry, at, rows: [{op, in, after, out, <attributes>, loc}]}`, where
-/// values and events are numbered per program and `loc` is
-/// `[file, line, module path, directive]`. A row whose result type matters
-/// (recv, tangent, sumsq) has `dtype` and `shape`.
+/// Writes all programs of a module as JSON, a list of
+/// `{name, entry, at, <columns>, attributes: {name: {rows, values}}}`.
+///
+/// A column has a cell per instruction: `op` and `loc`, which index `ops` and
+/// `locs`, where a location is `[file, line, module path, directive]`; `in`,
+/// `after` and `out`, the operands, events and results, which are numbered per
+/// program. Attributes, optional operands and flags belong to some rows only,
+/// as do `dtype` and `shape` of recv, tangent and sumsq.
 void dumpPrograms(mlir::ModuleOp module, llvm::raw_ostream &os);
 
 } // namespace piper

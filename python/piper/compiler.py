@@ -86,8 +86,8 @@ def _compile(
     limits: Limits,
 ) -> Artifact:
     """Capture, run the passes and emit: all that ``compile`` does on the rank that compiles."""
-    with phase("capture"):
-        captures = _capture(model, loss_fn, strategy, batch, data_shards)
+    with phase("capture", total=2) as advance:  # train and eval
+        captures = _capture(model, loss_fn, strategy, batch, data_shards, advance)
     _check_layout(strategy, captures[0])
     directives = strategy.ir(_batch_dims(captures[0]))
     with ir.Context(), phase("compile", total=len(_LEVELS) + 1) as advance:
@@ -136,12 +136,14 @@ def _capture(
     strategy: Strategy,
     batch: Any,
     data_shards: int | None,
+    advance: Callable[[], None],
 ) -> list[Capture]:
     """Capture both entry points at the shape of one microbatch of one rank."""
     every = strategy.num_data_shards
     held = (1 if _is_distributed() else every) if data_shards is None else data_shards
-    captures = [
-        take(
+    captures = []
+    for take in (capture, capture_eval):
+        taken = take(
             model,
             loss_fn,
             batch,
@@ -150,9 +152,9 @@ def _capture(
             data_shards=held,
             dims=strategy.dims,
         )
-        for take in (capture, capture_eval)
-    ]
-    return [simplify(replace(taken, data_shards=every)) for taken in captures]
+        captures.append(simplify(replace(taken, data_shards=every)))
+        advance()
+    return captures
 
 
 def _check_layout(strategy: Strategy, taken: Capture) -> None:

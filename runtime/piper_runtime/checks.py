@@ -181,7 +181,10 @@ def _clock(
     events = instruction.waits if previous is None else (previous, *instruction.waits)
     for event in events:
         if event not in positions:
-            raise ProgramError(f"{instruction.describe()}: 'after' expected earlier events")
+            got = event.place() if isinstance(event, Instruction) else f"a {type(event).__name__}"
+            raise ProgramError(
+                f"{instruction.describe()}: after expected earlier events, got {got}"
+            )
         for stream, position in clocks[event].items():
             clock[stream] = max(clock.get(stream, -1), position)
         clock[event.stream] = max(clock.get(event.stream, -1), positions[event])

@@ -37,20 +37,23 @@ def find_gap(what: str, value: Any, expected: Value, bound: float | None) -> flo
     """Return by how much a value is off; raises CheckError if that is too much."""
     if isinstance(expected, tuple):
         if not isinstance(value, tuple) or len(value) != len(expected):
-            raise CheckError(f"{what} expected a pack of {len(expected)}, got {type(value)}")
+            got = (
+                f"one of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+            )
+            raise CheckError(f"{what} expected a pack of {len(expected)}, got {got}")
         scale = max(map(_largest, expected), default=0.0)
         pairs = zip(value, expected, strict=True)
         return max(
             (
-                _tensorfind_gap(f"{what}, part {i}", v, e, bound, scale)
+                _find_tensor_gap(f"{what}, part {i}", v, e, bound, scale)
                 for i, (v, e) in enumerate(pairs)
             ),
             default=0.0,
         )
-    return _tensorfind_gap(what, value, expected, bound, _largest(expected))
+    return _find_tensor_gap(what, value, expected, bound, _largest(expected))
 
 
-def _tensorfind_gap(
+def _find_tensor_gap(
     what: str, value: Any, expected: Tensor, bound: float | None, scale: float
 ) -> float:
     want = (tuple(expected.shape), expected.dtype)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from piper_runtime.culprit import find_op
 from piper_runtime.errors import InstructionError, RemoteError, StallError
 from piper_runtime.mesh import Comm
 
@@ -199,9 +200,13 @@ class Instruction:
         return f"{self.kind}{what}"
 
     def failure(self, error: BaseException) -> InstructionError:
-        """Return the error to raise for ``error``, naming this instruction and where it is from."""
+        """Return the error to raise for ``error``, naming this instruction, where it is from and,
+        for an op of a kernel, its line.
+        """
         if isinstance(error, InstructionError):
             return error
-        origin = self.origin()
+        origin, op = self.origin(), find_op(error)
         where = f"\nfrom {origin}" if origin else ""
+        if op is not None:
+            where += f"\nin {op}"
         return InstructionError(f"{self.describe()}: {type(error).__name__}: {error}{where}")

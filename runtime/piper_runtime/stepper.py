@@ -12,10 +12,9 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from typing import Any
-
-import torch
 
 from piper_runtime.instruction import Handle, Instruction
 from piper_runtime.lookup import Name, find_instruction
@@ -39,10 +38,11 @@ class Stepper:
         transport: LocalTransport,
         ranks: Mapping[int, Rank],
         *,
+        running: Callable[[], AbstractContextManager[None]],
         finish: Callable[[], Outputs],
     ) -> None:
-        """Take what was submitted to the transport."""
-        self._transport, self._finish = transport, finish
+        """Take what was submitted to the transport; it is executed within ``running``."""
+        self._transport, self._running, self._finish = transport, running, finish
         self._pending = transport.pending()
         self._bound = _bind(self._pending)
         self._ranks = tuple(ranks)
@@ -130,7 +130,7 @@ class Stepper:
 
     def _advance(self) -> None:
         self.upcoming = None  # also if the instruction fails
-        with torch.no_grad():
+        with self._running():
             self.upcoming = next(self._walk, None)
 
     def _check_rank(self, rank: int | None) -> None:

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,8 @@ from piper_runtime import batch as batches
 from piper_runtime.agreement import check_batch, check_replicas, digest_of
 from piper_runtime.check import make_checker
 from piper_runtime.checks import EntryFacts, check_calls, check_entry_point
+from piper_runtime.determinism import check_agreement, check_environment
+from piper_runtime.determinism import deterministic as deterministic_algorithms
 from piper_runtime.errors import ProgramError
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.gaps import Summary
@@ -69,7 +71,8 @@ class Trainer:
     (see ``Fault``).
 
     ``kernels`` is ``"eager"`` (default on a CPU), or ``"inductor"`` (default on a GPU), which compiles
-    each kernel once and keeps it (see ``piper_runtime.kernels``).
+    each kernel once and keeps it (see ``piper_runtime.kernels``). ``deterministic`` lets torch use
+    deterministic algorithms only while a program runs: an op that has none is an InstructionError.
 
     ``loss_scale`` is None without ``update(loss_scale=)``; its ``value`` multiplies the losses of
     the next step. ``num_skipped`` counts the steps that changed nothing because their gradients
@@ -99,10 +102,14 @@ class Trainer:
         check: Oracle | None = None,
         fault: Fault | str | None = None,
         kernels: str | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Check the program, open the communicators and make the state."""
         self.program = program if isinstance(program, Program) else Program.open(program)
         self.transport = transport_from(transport, timeout=timeout)
+        if deterministic:
+            check_environment(self.transport)
+        self._running = partial(_running, deterministic)
         self.steps = self._first_step = 0
         self.num_skipped = 0
         self._manifest = manifest = self.program.manifest
@@ -122,6 +129,7 @@ class Trainer:
         self._watch = Watch(self.program, self.transport, metrics, self._meter)
         self.transport.guard(self._loaded)
         self._checker = make_checker(check, manifest, self.transport)
+        check_agreement(self.transport, enabled=deterministic)
         model = self.program.model if model is None else model
         weights = Weights(self.program, model=model, init=init, seed=seed)
         coordinates = {rank: manifest.mesh.coordinate(rank) for rank in self.transport.ranks}
@@ -131,6 +139,7 @@ class Trainer:
             backend=kernels,
             device=self.transport.device,
             coordinates=set(coordinates.values()),
+            deterministic=deterministic,
             say=tell if 0 in self.transport.ranks else None,
         )
         digests: dict[str, str] = {}
@@ -257,7 +266,7 @@ class Trainer:
             raise ProgramError(f"program expected entry point {entry_point!r}, got only {known}")
         self.transport.begin(entry_point, step=self.steps + 1)
         try:
-            with torch.no_grad():
+            with self._running():
                 ranks = self._enqueue(entry_point, batch)
                 self.transport.drain()
                 outputs = self._share_outputs(facts, ranks)
@@ -276,9 +285,10 @@ class Trainer:
         if not isinstance(transport, LocalTransport):
             raise TypeError(f"stepper expected the local transport, got {transport.name}")
         transport.begin(entry_point, step=self.steps + 1)
-        with torch.no_grad():
+        with self._running():
             ranks = self._enqueue(entry_point, batch)
-        return Stepper(transport, ranks, finish=partial(self._finish, entry_point, ranks))
+        finish = partial(self._finish, entry_point, ranks)
+        return Stepper(transport, ranks, running=self._running, finish=finish)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the reduced main gradients of the last step, before clipping, by every name.
@@ -481,6 +491,13 @@ class Trainer:
             if not dtype_of(spec.dtype).is_floating_point:
                 return math.prod(spec.shape) * count
         return split[0].shape[split[0].dim or 0] * count if split else count
+
+
+@contextmanager
+def _running(deterministic: bool) -> Iterator[None]:
+    """Set what torch does while instructions are executed."""
+    with torch.no_grad(), deterministic_algorithms(deterministic):
+        yield
 
 
 def _check_peak(peak_flops: float | None, program: Program) -> float | None:

@@ -84,6 +84,7 @@ class Watchdog:
         self._seen: list[int] = list(counters.cells)
         self._changed = [now()] * len(self._seen)
         self._failed: float | None = None
+        self._known = False  # whether it was known in the last period that a rank failed
         self._lock = threading.RLock()  # a signal may interrupt the thread that holds it
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="piper watchdog", daemon=True)
@@ -123,7 +124,7 @@ class Watchdog:
         self._store.set(f"now/{self._rank}", json.dumps({"cells": self._seen, "ages": ages}))
         if self._failed is None:
             failure = self.inquire() or self._stall(ages)
-            if failure is not None:
+            if failure is not None and self._may_raise():
                 self._failed = now
                 self._fail(failure)
         elif now - self._failed > GRACE and not self._stopped():
@@ -147,6 +148,13 @@ class Watchdog:
                     self._fail(RemoteError(text))
                     if self._now() - self._failed > GRACE and not self._stopped():
                         self._end_process()
+
+    def _may_raise(self) -> bool:
+        """Return whether to raise what was published: not in the first period after a rank raised,
+        so that its own traceback is printed before those of the others.
+        """
+        known, self._known = self._known, True
+        return known or self._entry()["kind"] != "failed"
 
     def _sample(self, now: float) -> None:
         """Note which counters have changed since the last period."""

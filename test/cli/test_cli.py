@@ -10,6 +10,7 @@ import piper
 import pytest
 from piper.cli import main
 from piper_runtime import Program
+from piper_runtime.program import seal
 
 MODEL = """
 import piper
@@ -139,7 +140,7 @@ def test_compile_replaces_the_program_in_a_directory(
     source: Path, compiled: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     program = Program.open(compiled)
-    Program({**program.texts, "ir/old.mlir": "module {}"}).save(tmp_path)
+    Program(seal({**program.texts, "ir/old.mlir": "module {}"}, {})).save(tmp_path)
     monkeypatch.setattr(piper, "compile", lambda *args, **options: program)
     assert main(["compile", f"{source}:build", "-o", str(tmp_path)]) == 0
     assert Program.open(tmp_path).texts == program.texts
@@ -267,7 +268,8 @@ def test_errors_of_the_users_code_keep_their_traceback(source: Path, tmp_path: P
 def test_show_needs_a_program(compiled: Path, tmp_path: Path, refused: Any) -> None:
     assert "expected a compiled program with a manifest.json" in refused("show", str(tmp_path))
     texts = Program.open(compiled).texts
-    Program({name: text for name, text in texts.items() if "ir/" not in name}).save(tmp_path)
+    bare = {name: text for name, text in texts.items() if "ir/" not in name}
+    Program(seal(bare, {})).save(tmp_path)
     assert "expected a program with a file ir/programs.mlir" in refused("show", str(tmp_path))
 
 

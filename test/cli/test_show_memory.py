@@ -13,6 +13,7 @@ from piper.cli import main
 from piper.simulate import ProgramFacts
 from piper.simulate.predicted import entry_memory
 from piper_runtime import Program
+from piper_runtime.program import seal
 from torch import nn
 
 MICROBATCHES = 4
@@ -214,6 +215,7 @@ def test_a_program_without_ir_is_refused(
     compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = Program.open(compiled).texts
-    Program({name: text for name, text in texts.items() if "ir/" not in name}).save(tmp_path)
+    bare = {name: text for name, text in texts.items() if "ir/" not in name}
+    Program(seal(bare, {})).save(tmp_path)
     assert main(["show", str(tmp_path), "--comm"]) == 1
     assert "expected a program with a file ir/programs.mlir" in capsys.readouterr().err

@@ -119,3 +119,37 @@ piper.program @train$pp1 of @train$cluster at 1 {
   // expected-note @+1 {{coordinate 1, number 4: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for number 3, 'piper.host_wait', which blocks the host}}
   %s = send %n to 0 mb 0 on @send$1.0 after %e : !n
 }
+
+// -----
+
+// An update that may be skipped blocks the host, too: it reads the scalar.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.comm @send$0.1 axes [] coordinates [0, 1] for @pp
+piper.comm @send$1.0 axes [] coordinates [1, 0] for @pp
+piper.state @w parameter : !x holders [0, 1] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x grad : !x
+// expected-error @+1 {{expected all programs of @train$cluster to finish, got instructions that wait for each other}}
+piper.program @train$pp0 of @train$cluster at 0 {
+  %n = input "n" mb 0 : !s
+  %G = read @w$b slot grad : !x
+  %e = record
+  %y, %r = recv from 1 mb 0 on @send$1.0 after %e : !s
+  // expected-note @+1 {{coordinate 0, number 4: 'piper.update' of @w$b waits for number 3, 'piper.recv' for microbatch 0 on @send$1.0, which makes its operand}}
+  %u = update @w$b %G skip %y : !s optimizer "train:sgd" after %r : !x -> !x
+  // expected-note @+1 {{coordinate 0, number 5: 'piper.send' for microbatch 0 on @send$0.1, the other end, waits for number 4, 'piper.update' of @w$b, which blocks the host}}
+  %s = send %n to 1 mb 0 on @send$0.1 after %e : !s
+}
+piper.program @train$pp1 of @train$cluster at 1 {
+  %n = input "n" mb 0 : !s
+  %G = read @w$b slot grad : !x
+  %e = record
+  %y, %r = recv from 0 mb 0 on @send$0.1 after %e : !s
+  // expected-note @+1 {{coordinate 1, number 4: 'piper.update' of @w$b waits for number 3, 'piper.recv' for microbatch 0 on @send$0.1, which makes its operand}}
+  %u = update @w$b %G skip %y : !s optimizer "train:sgd" after %r : !x -> !x
+  // expected-note @+1 {{coordinate 1, number 5: 'piper.send' for microbatch 0 on @send$1.0, the other end, waits for number 4, 'piper.update' of @w$b, which blocks the host}}
+  %s = send %n to 0 mb 0 on @send$1.0 after %e : !s
+}

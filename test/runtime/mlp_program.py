@@ -351,11 +351,15 @@ def make_batch(seed: int, *, shards: int = 2, num: int = 4) -> dict[str, Tensor]
     return {"ids": ids, "labels": labels.masked_fill(ignored, IGNORED)}
 
 
-def make_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def make_sgd(
+    parameters: list[nn.Parameter], *, foreach: bool | None = None, fused: bool | None = None
+) -> torch.optim.Optimizer:
     """Return SGD with momentum."""
-    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9, foreach=foreach, fused=fused)
 
 
-def make_adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def make_adamw(
+    parameters: list[nn.Parameter], *, foreach: bool | None = None, fused: bool | None = None
+) -> torch.optim.Optimizer:
     """Return AdamW."""
-    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, foreach=foreach, fused=fused)

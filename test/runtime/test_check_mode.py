@@ -19,6 +19,7 @@ from piper_runtime import (
     Trainer,
 )
 from piper_runtime.check import make_checker
+from piper_runtime.program import seal
 from shared_model import Batch, Model, make_batch, make_model, make_strategy, token_loss
 from torch import Tensor, nn
 
@@ -334,6 +335,7 @@ def test_a_pass_that_changes_the_step(program: Program) -> None:
     assert changed != program.texts[name]
     changed = re.sub(r'"aten\.relu\.default"\((%\w+)[^)]*\)', r'"aten.relu.default"(\1)', changed)
     texts = {**program.texts, name: changed}
+    texts = seal(texts, program.constants)
     wrong = Program(texts, model=program.model, optimizer=program.optimizer)
     with pytest.raises(CheckError, match="comes from a pass on the captured step"):
         piper.check(wrong, token_loss, make_batch())
@@ -371,7 +373,7 @@ def test_what_check_mode_needs_is_named(program: Program) -> None:
         piper.check(saved, token_loss, make_batch())
     bare = {name: text for name, text in program.texts.items() if not name.startswith("ir/")}
     with pytest.raises(ValueError, match="check mode expected the program's IR, got none"):
-        piper.check(Program(bare, model=make_model()), token_loss, make_batch())
+        piper.check(Program(seal(bare, {}), model=make_model()), token_loss, make_batch())
     without = Program(program.texts, model=make_model())
     assert without.optimizer is None
     summary = piper.check(without, token_loss, make_batch())

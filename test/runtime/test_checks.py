@@ -116,6 +116,13 @@ def trainer(program: Program, transport: LocalTransport | None = None) -> Traine
             r"`r.send\(S.*peer expected another rank, got itself",
             id="message to itself",
         ),
+        pytest.param(
+            STAGE_0,
+            "d1_2, x0_2, r0_2, p0, mb=2, after=[v_2])",
+            "d1_2, x0_2, r0_2, p0, mb=2, after=[d1_2])",
+            r"`d0_2, g0_2 = r.run.*microbatch 2: after expected earlier events, got a Handle",
+            id="a value instead of its event",
+        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_found_before_anything_runs(

@@ -239,6 +239,11 @@ def test_a_raising_rank_stops_all_with_its_traceback_first() -> None:
     assert ended.reports("FaultError: this instruction was told to fail") == [0, 1, 2, 3]
     assert ended.reports("RemoteError: rank 1 failed:") == [0, 2, 3]
     assert ended.reports("`x1_1, r0_1 = r.run(layer_0_F, x0_1, p0, mb=1)`") == [0, 1, 2, 3]
+    traces = [line for line in ended.stderr.splitlines() if "Traceback" in line]
+    assert traces[0].startswith("[rank1]:")
+    # Its own is all there before the next one starts.
+    own = ended.stderr[: ended.stderr.index("[rank1]: piper_runtime.errors.InstructionError")]
+    assert own.count("Traceback") == 2
 
 
 @pytest.mark.slow

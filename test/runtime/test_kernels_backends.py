@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import multiprocessing
 import os
 import re
@@ -18,7 +20,13 @@ from piper_runtime import Program, ProgramError
 from piper_runtime.kernels import KernelError, KernelReport, bind_kernels, cache_folder
 from piper_runtime.kernels.cache import KernelCache
 from piper_runtime.kernels.compile import compile_missing, default_jobs
-from piper_runtime.kernels.inductor import adapt, libraries_in
+from piper_runtime.kernels.inductor import (
+    SETTINGS,
+    adapt,
+    compile_kernel,
+    libraries_in,
+    settings_for,
+)
 from piper_runtime.kernels.source import (
     KernelSource,
     empty_arguments,
@@ -26,6 +34,7 @@ from piper_runtime.kernels.source import (
     read_kernels,
 )
 from torch import Tensor
+from torch._inductor import config
 
 CPU = torch.device("cpu")
 COMPILER = [sys.executable, str(Path(__file__).with_name("fake_compiler.py"))]
@@ -58,6 +67,11 @@ def nothing():
 '''
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def source(name: str, *, count: int = 1) -> KernelSource:
     return KernelSource(name, f"def {name}():\n    return 1\n", count)
 
@@ -83,11 +97,7 @@ def cache(tmp_path: Path) -> KernelCache:
 
 def compile_all(cache: KernelCache, names: str, *, jobs: int = 2) -> list[str]:
     sources = [source(name) for name in names.split()]
-    said: list[str] = []
-    compiled = compile_missing(sources, cache, jobs=jobs, say=said.append, command=COMPILER)
-    found = [re.fullmatch(r"kernel \d+/\d+: (\w+) compiled in \d+\.\d s", line) for line in said]
-    assert sorted(line[1] for line in found if line) == sorted(compiled)
-    return sorted(compiled)
+    return sorted(compile_missing(sources, cache, jobs=jobs, command=COMPILER))
 
 
 # Texts.
@@ -164,6 +174,26 @@ def test_processes_work_at_the_same_time_and_are_bounded(
     assert len({process for process, _ in log()}) == 2
 
 
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_terminal_shows_how_many_kernels_are_done(
+    jobs: int, cache: KernelCache, log: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    for name in ("PIPER_PROGRESS", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    compile_all(cache, "one two three", jobs=jobs)
+    shown = stream.getvalue().split("\r\x1b[K")[1:]
+    assert shown[:-1] == [f"piper: kernels {n} of 3 ..." for n in range(4)]
+    assert re.fullmatch(r"piper: kernels 3 of 3 \d+\.\ds\n", shown[-1])
+    stream.truncate(0)
+    compile_all(cache, "one two", jobs=jobs)
+    assert stream.getvalue() == ""  # all were there
+    with pytest.raises(KernelError):
+        compile_all(cache, "bad_1", jobs=jobs)
+    assert "piper: kernels 0 of 1 failed after " in stream.getvalue()
+
+
 def test_no_process_is_started_for_nothing(cache: KernelCache, log: Callable[[], Any]) -> None:
     compile_all(cache, "one", jobs=8)
     compile_all(cache, "one", jobs=8)
@@ -220,6 +250,38 @@ def test_the_key_is_all_that_a_compiled_kernel_depends_on(tmp_path: Path) -> Non
         assert key(one) != before
     finally:
         torch.set_num_threads(threads)
+
+
+def test_deterministic_kernels_are_compiled_as_such_and_kept_apart(
+    tmp_path: Path, log: Callable[[], Any]
+) -> None:
+    paths = []
+    for deterministic in (False, True):
+        cache = KernelCache(tmp_path, CPU, settings_for(deterministic=deterministic))
+        compile_all(cache, "settings")
+        paths.append(cache.path(source("settings")))
+    plain, strict = (json.loads(path.read_text()) for path in paths)
+    assert plain == SETTINGS
+    assert strict == SETTINGS | {"deterministic": True}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_torch_is_deterministic_while_such_kernels_are_compiled(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def note(*args: object, **options: object) -> None:
+        seen.append((torch.are_deterministic_algorithms_enabled(), config.deterministic))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", note)
+    [kernel] = read_kernels(TEXT, {"gelu"})
+    with pytest.raises(ZeroDivisionError):
+        compile_kernel(kernel, CPU, settings=settings_for(deterministic=deterministic))
+    assert seen == [(deterministic, deterministic)]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not config.deterministic
 
 
 def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

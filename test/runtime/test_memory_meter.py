@@ -41,7 +41,7 @@ def predicted(**specs: Sequence[MemorySpec]) -> Program:
     texts = program_texts()
     memory = {entry: [asdict(spec) for spec in own] for entry, own in specs.items()}
     raw = json.loads(texts["manifest.json"]) | {"memory": memory}
-    return Program(texts | {"manifest.json": json.dumps(raw)})
+    return Program(sealed(texts | {"manifest.json": json.dumps(raw)}))
 
 
 def make_trainer(program: Program | None = None, **settings: Any) -> Trainer:

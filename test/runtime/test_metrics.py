@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from mlp_program import TiedMlp, make_batch, make_sgd, program_texts
+from mlp_program import TiedMlp, make_batch, make_sgd, program_texts, sealed
 from piper_runtime import LocalTransport, Program, StepResult, Trainer
 from piper_runtime.clocks import Clocks
 from piper_runtime.compare import compare_ranks
@@ -43,7 +43,7 @@ def counted(**flops: Any) -> Program:
     """The program, with FLOPs in its manifest."""
     texts = program_texts()
     raw = json.loads(texts["manifest.json"]) | {"flops": {"train": flops}}
-    return Program(texts | {"manifest.json": json.dumps(raw)})
+    return Program(sealed(texts | {"manifest.json": json.dumps(raw)}))
 
 
 def make_trainer(**settings: Any) -> Trainer:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from mlp_program import TiedMlp, make_batch, make_sgd, program_texts, sealed
 from piper_runtime import Program, ProgramError, Trainer
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.optimizer import load_factory
+from piper_runtime.program import seal, seal_folder
 from piper_runtime.tensorfile import load_tensors, save_tensors
 
 CPU = torch.device("cpu")
@@ -21,7 +24,8 @@ MESH = Mesh((Axis("pp", 2, "unrolled"), Axis("dp", 2, "manual"), Axis("ep", 2, "
 
 
 def test_a_saved_program_trains_like_the_one_in_memory(tmp_path: Path) -> None:
-    program = Program(program_texts(), constants={"table": torch.arange(3)})
+    constants = {"table": torch.arange(3)}
+    program = Program(seal(program_texts(), constants), constants=constants)
     program.save(tmp_path)
     assert Program.open(tmp_path).texts == program.texts
     assert torch.equal(Program.open(tmp_path).constants["table"], torch.arange(3))
@@ -49,11 +53,82 @@ def test_kernels_are_bound_to_the_device() -> None:
     assert loaded.modules[0].k.device == torch.device("meta")
 
 
-def test_changed_files_are_refused() -> None:
-    texts = program_texts()
-    texts["kernels.py"] += "\n"
+def whole_program() -> Program:
+    """A program with every kind of content: Python, a manifest, IR and a constant."""
+    constants = {"table": torch.arange(6.0).view(2, 3)}
+    texts = program_texts() | {"ir/step.mlir": "module {}\n"}
+    return Program(seal(texts, constants), constants=constants)
+
+
+def change_text(folder: Path, name: str, old: str, new: str) -> None:
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+
+
+def change_constant(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    file = folder / "constants.safetensors"
+    save_tensors({name: change(value) for name, value in load_tensors(file).items()}, file)
+
+
+Tampering = Callable[[Path], object]
+TAMPERING: dict[str, Tampering] = {
+    "kernel": lambda at: change_text(at, "kernels.py", "torch", "torch "),
+    "program": lambda at: change_text(at, "program_pp1.py", "mb=0", "mb=1"),
+    "comment": lambda at: change_text(at, "program_pp0.py", "\n", "  # nothing\n"),
+    "ir": lambda at: change_text(at, "ir/step.mlir", "{}", "{ }"),
+    "ir added": lambda at: (at / "ir/more.mlir").write_text(""),
+    "ir removed": lambda at: (at / "ir/step.mlir").unlink(),
+    "python added": lambda at: (at / "more.py").write_text(""),
+    "manifest": lambda at: change_text(
+        at, "manifest.json", '"microbatches": 4', '"microbatches": 2'
+    ),
+    "hash": lambda at: change_text(at, "manifest.json", '"hash": "', '"hash": "0'),
+    "element": lambda at: change_constant(at, lambda table: table + (table == 4)),
+    "shape": lambda at: change_constant(at, lambda table: table.view(3, 2)),
+    "dtype": lambda at: change_constant(at, lambda table: table.view(torch.int32)),
+    "no constants": lambda at: (at / "constants.safetensors").unlink(),
+    "constant's name": lambda at: save_tensors(
+        {"other": torch.arange(6.0).view(2, 3)}, at / "constants.safetensors"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERING)
+def test_changed_files_are_refused_until_they_are_sealed(what: str, tmp_path: Path) -> None:
+    program = whole_program()
+    program.save(tmp_path)
+    assert Program.open(tmp_path).manifest == program.manifest
+    TAMPERING[what](tmp_path)
     with pytest.raises(ProgramError, match=r"expected hash .* \(its files were changed\), got"):
-        Program(texts)
+        Program.open(tmp_path)
+    seal_folder(tmp_path)
+    changed = Program.open(tmp_path).manifest.hash
+    assert (changed == program.manifest.hash) == (what == "hash")
+
+
+def test_how_a_manifest_is_laid_out_and_other_files_do_not_count(tmp_path: Path) -> None:
+    program = whole_program()
+    program.save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(manifest.items()))))
+    (tmp_path / "notes.txt").write_text("mine")
+    assert Program.open(tmp_path).manifest == program.manifest
+
+
+def test_nothing_in_a_saved_program_is_pickled(tmp_path: Path) -> None:
+    """Only text, and a constant in safetensors: a header of JSON, then its bytes."""
+    program = whole_program()
+    program.save(tmp_path)
+    files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    assert files == {*program.texts, "constants.safetensors"}
+    for name in program.texts:
+        assert (tmp_path / name).read_bytes() == program.texts[name].encode()
+    data = (tmp_path / "constants.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    assert header == {"table": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+    assert data[8 + size :] == struct.pack("<6f", *range(6))
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -97,6 +172,15 @@ def test_odd_buckets_are_refused(change: dict[str, object], message: str) -> Non
     texts = program_texts()
     manifest = json.loads(texts["manifest.json"])
     manifest["buckets"][0] |= change
+    with pytest.raises(ProgramError, match=message):
+        Program(texts | {"manifest.json": json.dumps(manifest)})
+
+
+def test_states_of_unknown_kinds_are_refused() -> None:
+    texts = program_texts()
+    manifest = json.loads(texts["manifest.json"])
+    manifest["states"][0]["kind"] = "weight"
+    message = r"'embed.weight' expected kind in \('parameter', 'buffer', 'constant'\), got 'weight'"
     with pytest.raises(ProgramError, match=message):
         Program(texts | {"manifest.json": json.dumps(manifest)})
 

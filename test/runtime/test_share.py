@@ -17,6 +17,7 @@ import torch
 from mlp_program import program_texts
 from piper.share import PIECE, Artifact, ShareError, is_shared, open_store, share
 from piper_runtime import Program
+from piper_runtime.program import seal
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
@@ -161,14 +162,15 @@ def test_rank_0_keeps_its_store_until_all_are_through(monkeypatch: pytest.Monkey
 
 
 def test_an_artifact_replaces_an_older_one_and_keeps_other_files(tmp_path: Path) -> None:
-    larger = program_texts() | {"ir/step.mlir": "", "ir/old.mlir": ""}
+    larger = seal(program_texts() | {"ir/step.mlir": "", "ir/old.mlir": ""}, CONSTANTS)
     Program(larger, constants=CONSTANTS).save(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     texts = json.loads(larger["manifest.json"])
     assert texts["programs"] == ["program_pp0.py", "program_pp1.py"]
-    Program(program_texts(num=2) | {"ir/step.mlir": "new"}).save(tmp_path)
+    smaller = seal(program_texts(num=2) | {"ir/step.mlir": "new"}, {})
+    Program(smaller).save(tmp_path)
     opened = Program.open(tmp_path)
-    assert opened.texts == program_texts(num=2) | {"ir/step.mlir": "new"}
+    assert opened.texts == smaller
     assert opened.constants == {}
     files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
     assert files == {*opened.texts, "notes.txt"}

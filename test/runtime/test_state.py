@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from mlp_program import TiedMlp, make_batch, program_texts
+from mlp_program import TiedMlp, make_batch, program_texts, sealed
 from piper_runtime import Program, ProgramError, Trainer
 from piper_runtime.manifest import BucketSpec, StateSpec
 from piper_runtime.optimizer import clip_factor
+from piper_runtime.program import seal
 from piper_runtime.state import Bucket, Weights
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ def bucket() -> Bucket:
 
 
 def weights(*, model: nn.Module | None = None, **constants: Tensor) -> Weights:
-    program = Program(program_texts(), constants=constants)
+    program = Program(seal(program_texts(), constants), constants=constants)
     return Weights(program, model=model, init=None, seed=0)
 
 
@@ -120,7 +121,7 @@ def test_states_that_no_bucket_holds_are_kept() -> None:
     texts["manifest.json"] = json.dumps(manifest)
     model = TiedMlp()
     model.register_buffer("alias", torch.tensor([1.0, 2.0]))
-    trainer = Trainer(Program(texts), model=model)
+    trainer = Trainer(Program(sealed(texts)), model=model)
     trainer.step(make_batch(0))
     state = trainer.full_state_dict()
     assert torch.equal(state["unused"], torch.tensor([1.0, 2.0]))

@@ -436,12 +436,48 @@ def test_barriers_are_read_between_machines(monkeypatch: pytest.MonkeyPatch) -> 
         ("", ("", "", "", "")),
     ],
 )  # fmt: skip
-def test_comments_are_taken_apart(comment: str, expected: tuple[str, ...]) -> None:
+def test_comments_are_taken_apart(comment: str, expected: tuple[str, str, str, str]) -> None:
     texts = program_texts()
     texts["program_pp0.py"] += f"\n\ndef extra(r):\n    r.free(x){comment}\n"
     listing = Listing(Program(sealed(texts)))
     (number,) = listing.entry_lines(0, "extra")
     assert listing.line(0, number) == Line(f"program_pp0.py:{number}", *expected)
+
+
+@pytest.mark.parametrize(
+    ("comment", "directive", "flags"),
+    [
+        ("  # 1F0 a.py:3 (b), order [host_sync]", "order", ("host_sync",)),
+        ("  # a.py:3, place [dynamic_shape]", "place", ("dynamic_shape",)),
+        ("  # [host_sync, dynamic_shape]", "", ("host_sync", "dynamic_shape")),
+        ("  # a.py:3, place [else]", "place [else]", ()),
+    ],
+)
+def test_flags_stand_last(comment: str, directive: str, flags: tuple[str, ...]) -> None:
+    texts = program_texts()
+    texts["program_pp0.py"] += f"\n\ndef extra(r):\n    r.free(x){comment}\n"
+    listing = Listing(Program(sealed(texts)))
+    line = listing.line(0, listing.entry_lines(0, "extra")[0])
+    assert (line.directive, line.flags) == (directive, flags)
+
+
+def test_a_trace_shows_flags(tmp_path: Path, batches: Iterator[Any]) -> None:
+    texts = program_texts()
+    old = "# 0F0 (layers.0)"
+    assert old in texts["program_pp0.py"]
+    texts["program_pp0.py"] = texts["program_pp0.py"].replace(old, f"{old} [host_sync]")
+    trainer = Trainer(Program(sealed(texts)), model=TiedMlp(), optimizer=make_sgd)
+    path = tmp_path / "trace.json"
+    with trainer.trace(path, steps=1):
+        trainer.step(next(batches))
+    raw = read(path)
+    check_trace(raw, trainer.program, [1])
+    flagged = [event for event in raw["traceEvents"] if "host_sync" in event.get("args", {})]
+    assert {(event["pid"], event["name"], event["args"]["cell"]) for event in flagged} == {
+        (0, "layer.0$F", "0F0"),
+        (1, "layer.0$F", "0F0"),
+    }
+    assert all(event["args"]["host_sync"] is True for event in flagged)
 
 
 def test_chunks_have_their_own_names() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from mlp_program import (
     make_sgd,
     mean_loss,
     program_texts,
+    sealed,
 )
-from piper_runtime import LocalTransport, Program, StepResult, Trainer
+from op_log import OpLog
+from piper_runtime import LocalTransport, Program, ProgramError, StepResult, Trainer
 from torch import Tensor, nn
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -44,16 +48,31 @@ def run(transport: LocalTransport, *, steps: int = 2) -> tuple[list[float], dict
     return losses, trainer.full_state_dict()
 
 
-@pytest.mark.parametrize("factory", [make_sgd, make_adamw])
+FACTORIES: dict[str, tuple[Factory, set[str]]] = {
+    "sgd": (make_sgd, set()),
+    "adamw": (make_adamw, set()),
+    "sgd foreach": (partial(make_sgd, foreach=True), {"_foreach_mul_"}),
+    "adamw foreach": (partial(make_adamw, foreach=True), {"_foreach_mul_", "_foreach_addcdiv_"}),
+    "sgd fused": (partial(make_sgd, fused=True), {"_fused_sgd_"}),
+    "adamw fused": (partial(make_adamw, fused=True), {"_fused_adamw_"}),
+}
+"""How optimizers are made, and the ops on several tensors that they call."""
+SEVERAL = {"_foreach_mul_", "_foreach_addcdiv_", "_fused_sgd_", "_fused_adamw_"}
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
 @pytest.mark.parametrize("clip", [CLIP, None])
-def test_three_steps_equal_pytorch(factory: Factory, clip: float | None) -> None:
+def test_three_steps_equal_pytorch(kind: str, clip: float | None) -> None:
+    factory, expected = FACTORIES[kind]
+    ops = OpLog()
     model = TiedMlp()
     program = Program(program_texts(clip=clip))
     trainer = Trainer(program, model=model, optimizer=factory)
     optimizer = factory(list(model.parameters()))
     for step in range(3):
         batch = make_batch(step)
-        result = trainer.step(batch)
+        with ops:
+            result = trainer.step(batch)
         optimizer.zero_grad()
         loss = mean_loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -64,6 +83,7 @@ def test_three_steps_equal_pytorch(factory: Factory, clip: float | None) -> None
         assert result.grad_norm == pytest.approx(float(norm), abs=TOLERANCE)
         optimizer.step()
         assert difference(trainer.full_state_dict(), model.state_dict()) < TOLERANCE
+    assert ops.names & SEVERAL == expected
 
 
 @pytest.mark.parametrize(("num", "dp"), [(1, 1), (1, 2), (3, 1), (2, 4)])
@@ -161,6 +181,17 @@ def test_optimizers_that_are_not_elementwise_are_refused() -> None:
         Trainer(program, model=TiedMlp(), optimizer=torch.optim.LBFGS)
     with pytest.raises(ValueError, match="expected an optimizer, got none"):
         Trainer(program, model=TiedMlp())
+
+
+def test_updates_of_what_is_not_trained_are_refused() -> None:
+    texts = program_texts()
+    manifest = json.loads(texts["manifest.json"])
+    frozen = next(state for state in manifest["states"] if state["name"] == "layers.0.bias")
+    frozen["trainable"] = False
+    program = Program(sealed(texts | {"manifest.json": json.dumps(manifest)}))
+    message = r"update expected trained parameters, got 'layers\.0\.weight\$b'"
+    with pytest.raises(ProgramError, match=message):
+        Trainer(program, model=TiedMlp(), optimizer=make_sgd)
 
 
 def test_the_batch_signature_is_checked_at_every_step() -> None:

@@ -293,6 +293,8 @@ def test_the_first_failure_is_everyones(programs: Programs) -> None:
     ranks[1].watchdog.report("failed", "rank 1 failed: first")
     ranks[3].watchdog.report("failed", "rank 3 failed: second")
     look(ranks, clock, 1)
+    assert not any(rank.failures for rank in ranks)  # rank 1 prints its traceback first
+    look(ranks, clock, 1)
     for rank in (0, 2, 3):
         [failure] = ranks[rank].failures
         assert isinstance(failure, RemoteError)
@@ -350,7 +352,7 @@ def test_a_rank_that_does_not_stop_is_ended(
     monkeypatch.setattr("faulthandler.dump_traceback", lambda **_: None)
     ranks[1].watchdog.report("failed", "rank 1 failed: first")
     ranks[0].stopped = False
-    look(ranks, clock, GRACE + 1)
+    look(ranks, clock, GRACE + 2)
     assert ended == []
     look(ranks, clock, 1)
     assert ended == [1]

@@ -22,6 +22,7 @@ from piper.simulate import (
 )
 from piper_runtime import Program, Trainer
 from piper_runtime.instruction import Instruction
+from piper_runtime.program import seal
 from piper_runtime.transports.local import LocalTransport
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -133,4 +134,4 @@ def test_kernels_are_measured_one_by_one(pipelined: Program, tmp_path: Path) -> 
 def test_a_program_without_its_ir_is_refused(pipelined: Program) -> None:
     texts = {name: text for name, text in pipelined.texts.items() if not name.startswith("ir/")}
     with pytest.raises(ValueError, match=r"expected a program with a file ir/programs\.mlir"):
-        ProgramFacts.read(Program(texts))
+        ProgramFacts.read(Program(seal(texts, pipelined.constants), constants=pipelined.constants))

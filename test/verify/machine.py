@@ -6,7 +6,7 @@ program to a `Rank`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -74,10 +74,12 @@ def execute(
         InstructionError: a value that is not there yet, or not any more.
     """
     mesh, rows = Mesh(programs.axes), read_rows(programs.text)
+    microbatches = 1 + max((row.get("mb", 0) for program in rows for row in program), default=0)
     transport = LocalTransport(single_queue=single_queue, seed=seed)
     ranks = []
     for index in range(mesh.world_size):
-        inputs = [{"x": torch.arange(4, dtype=torch.float32) + 10 * index}]
+        first = torch.arange(4, dtype=torch.float32) + 10 * index
+        inputs = [{"x": first + 100 * microbatch} for microbatch in range(microbatches)]
         home = _home(programs, mesh, index)
         ranks.append(Rank(home, inputs=inputs, submit=transport.submit))
         play(ranks[-1], rows[mesh.coordinate(index)])
@@ -107,56 +109,63 @@ def _home(programs: ProgramSet, mesh: Mesh, index: int) -> Home:
     )
 
 
-@chunk(results=1)
-def _mix(*operands: Tensor) -> Tensor:
+def _mix(results: int) -> Callable[..., Any]:
     """What every chunk does: no operand can be left out or put elsewhere unseen."""
-    return reduce(lambda total, operand: total * 0.5 + operand, operands, torch.ones(4))
+
+    @chunk(results=results)
+    def mix(*operands: Tensor) -> Any:
+        made = reduce(lambda total, operand: total * 0.5 + operand, operands, torch.ones(4))
+        return made if results == 1 else tuple(made + index for index in range(results))
+
+    return mix
 
 
 def play(rank: Rank, rows: Rows) -> None:
     """Enqueue the instructions of a program."""
-    values: dict[int, Handle] = {}
-    events: dict[int, Instruction] = {}
+    made: dict[int, Any] = {}
     for row in rows:
-        operands = [values[number] for number in row["in"]]
-        after = [events[number] for number in row["after"]]
-        made, event = _enqueue(rank, row, operands, after)
-        if made is not None:
-            values[row["out"][0]] = made
-        if event is not None:
-            events[row["out"][-1]] = event
+        operands = [made[number] for number in row["in"]]
+        after = [made[number] for number in row["after"]]
+        results = _enqueue(rank, row, operands, after)
+        made.update(zip(row["out"], results, strict=True))
 
 
 def _enqueue(
     rank: Rank, row: Mapping[str, Any], operands: Sequence[Handle], after: Sequence[Instruction]
-) -> tuple[Handle | None, Instruction | None]:
+) -> tuple[Handle | Instruction, ...]:
+    """The values that an instruction makes, then its event."""
     match row["op"]:
         case "input":
-            return rank.input(row["input"], mb=row["mb"], after=after), None
+            return (rank.input(row["input"], mb=row["mb"], after=after),)
         case "run":
-            return rank.run(_mix, *operands, mb=row["mb"], after=after), None
+            count = len(row["out"])
+            results = rank.run(_mix(count), *operands, mb=row["mb"], after=after)
+            return (results,) if count == 1 else tuple(results)
+        case "sum":
+            return (rank.sum(*operands, after=after),)
         case "record":
-            return None, rank.record(after=after)
+            return (rank.record(after=after),)
         case "output":
             rank.output(row["name"], operands[0], after=after)
-            return None, None
+            return ()
         case "free":
             rank.free(*operands, after=after)
-            return None, None
+            return ()
         case _:
             return _communicate(rank, row, operands, after)
 
 
 def _communicate(
     rank: Rank, row: Mapping[str, Any], operands: Sequence[Handle], after: Sequence[Instruction]
-) -> tuple[Handle | None, Instruction | None]:
-    comm = {"comm": row["stream"], "stream": row["stream"], "after": after}
+) -> tuple[Handle | Instruction, ...]:
+    comm: dict[str, Any] = {"comm": row["stream"], "stream": row["stream"], "after": after}
+    what: dict[str, Any] = {"mb": row.get("mb"), "label": row.get("label", "")}
     match row["op"]:
         case "send":
-            return None, rank.send(operands[0], peer=row["peer"], mb=row["mb"], **comm)
+            return (rank.send(operands[0], peer=row["peer"], **what, **comm),)
         case "recv":
             shape = tuple(row["shape"])
-            return rank.recv(peer=row["peer"], mb=row["mb"], shape=shape, dtype="float32", **comm)
+            return rank.recv(peer=row["peer"], shape=shape, dtype="float32", **what, **comm)
         case "all_reduce":
             return rank.all_reduce(operands[0], **comm)
         case other:

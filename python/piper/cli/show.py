@@ -14,6 +14,7 @@ from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper.cli.evidence import comm_report, memory_report
 from piper.cli.facts import Facts
 from piper.cli.text import count, plural, table
+from piper.emit.dump import row_flags
 from piper.mlir import ir
 from piper.schedules import Cell, Pair, Table, members, with_idle
 from piper.simulate import ProgramFacts
@@ -35,8 +36,12 @@ Print what the program in a directory does:
                   0F3&3B1 are a forward and a backward that may overlap
   stages          the chunks of each stage and their FLOPs
   kernels         how often each is launched, by whom
+  flagged         if there are any: instructions at which the host waits for
+                  the device (host_sync), or whose sizes depend on data
+                  (dynamic_shape)
   states          buckets and the states in them, by coordinate
-  communicators   which ranks talk, and how many messages and collectives
+  communicators   which ranks talk, how many messages and collectives; the
+                  priority and SMs of their streams, if any has them
 
 FLOPs and counts are those of one data-parallel rank. With --memory or --comm
 it prints, instead,
@@ -95,10 +100,12 @@ def _run(options: argparse.Namespace) -> None:
             _schedule(facts),
             _stages(facts),
             _kernels(facts),
+            _flagged(facts),
             _states(program.manifest, facts),
             _communicators(program.manifest, facts),
         )
-        print("\n\n".join("\n".join(section) for section in sections))
+        texts = ("\n".join(section) for section in sections)
+        print("\n\n".join(text for text in texts if text))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -235,6 +242,21 @@ def _launched(facts: Facts, entry: str) -> Counter[str]:
     return launched
 
 
+def _flagged(facts: Facts) -> Iterator[str]:
+    """Yield the instructions that have flags, if any has: what, where, how often, which flags."""
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for program in facts.programs:
+        for row in program["rows"]:
+            flags = ", ".join(row_flags(row))
+            if flags:
+                what = " ".join(filter(None, (row["op"], row.get("chunk") or row.get("bucket"))))
+                found[program["entry"], facts.place(program["at"]), what, flags] += 1
+    if found:
+        yield "flagged instructions, times per step:"
+        rows = [(*key[:3], str(times), key[3]) for key, times in found.items()]
+        yield from table([("entry", "at", "instruction", "times", "flags"), *rows])
+
+
 def _states(manifest: Manifest, facts: Facts) -> Iterator[str]:
     """Yield the buckets of each coordinate, each followed by its members."""
     yield "states, by coordinate and bucket:"
@@ -271,11 +293,14 @@ def _tensor(shape: Sequence[int], dtype: str) -> str:
 
 def _communicators(manifest: Manifest, facts: Facts) -> Iterator[str]:
     yield "communicators, uses per step over all coordinates:"
-    rows: list[Sequence[str]] = [("communicator", "axes", "coordinates", "used for")]
-    for comm in manifest.comms:
+    options = [{"priority": comm.priority, "sms": comm.sms} for comm in manifest.comms]
+    asked = [name for name in ("priority", "sms") if any(own[name] is not None for own in options)]
+    rows: list[Sequence[str]] = [("communicator", "axes", "coordinates", *asked, "used for")]
+    for comm, own in zip(manifest.comms, options, strict=True):
         uses = ", ".join(f"{n} {op}" for op, n in sorted(_uses(facts, comm.name).items()))
         coordinates = ", ".join(map(str, comm.coordinates))
-        rows.append((comm.name, ", ".join(comm.axes), coordinates, uses))
+        cells = ("" if own[name] is None else str(own[name]) for name in asked)
+        rows.append((comm.name, ", ".join(comm.axes), coordinates, *cells, uses))
     if len(rows) > 1:
         yield from table(rows)
     else:

@@ -40,7 +40,7 @@ came to it until it has ended on all. The prediction is that of piper simulate:
 from a --device, or from a --profile that piper simulate --measure or
 --write-profile made, and from a --link.
 
-The trace itself opens in ui.perfetto.dev.
+The trace itself is JSON for ui.perfetto.dev.
 
 examples:
   piper trace out trace.json

@@ -1,4 +1,4 @@
-"""Programs as rows, read from the one dump that C++ writes."""
+"""Programs as rows, read from the one dump that C++ writes, which has columns."""
 
 from __future__ import annotations
 
@@ -28,11 +28,24 @@ def read_programs(module: ir.Module) -> list[dict[str, Any]]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        programs: list[dict[str, Any]] = json.loads(text)
+        return [_with_rows(program) for program in json.loads(text)]
     finally:
         if was_enabled:
             gc.enable()
-    return programs
+
+
+def _with_rows(program: Mapping[str, Any]) -> dict[str, Any]:
+    """A program with a row per instruction in place of its columns."""
+    ops, locs = program["ops"], program["locs"]
+    columns = (program[name] for name in ("op", "in", "after", "out", "loc"))
+    rows: list[dict[str, Any]] = [
+        {"op": ops[op], "in": values, "after": events, "out": results, "loc": locs[loc]}
+        for op, values, events, results, loc in zip(*columns, strict=True)
+    ]
+    for name, column in program["attributes"].items():
+        for row, value in zip(column["rows"], column["values"], strict=True):
+            rows[row][name] = value
+    return {"name": program["name"], "entry": program["entry"], "at": program["at"], "rows": rows}
 
 
 def row_flags(row: Mapping[str, Any]) -> list[str]:

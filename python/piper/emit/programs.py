@@ -235,11 +235,11 @@ class _EntryPoint:
         return _Call(row["op"], [operand, *where, *self._after(row)], names)
 
 
-# A method that returns a call writes the instruction that it is named after.
+# A method that makes a call of a row alone writes the instruction that it is named after.
 _KNOWN = tuple(
     sorted(
         name.removeprefix("_")
         for name, method in vars(_EntryPoint).items()
-        if getattr(method, "__annotations__", {}).get("return") == "_Call" and name != "_collective"
+        if getattr(method, "__annotations__", {}) == {"row": "Row", "return": "_Call"}
     )
 )

@@ -10,7 +10,7 @@ import torch
 
 from piper_runtime.kernels.cache import KernelCache, cache_folder
 from piper_runtime.kernels.compile import compile_missing, default_jobs
-from piper_runtime.kernels.inductor import SETTINGS, load_kernel
+from piper_runtime.kernels.inductor import load_kernel, settings_for
 from piper_runtime.kernels.source import kernels_used, read_kernels
 from piper_runtime.program import KERNELS, LoadedProgram, Program
 
@@ -48,14 +48,15 @@ def bind_kernels(
     backend: str | None,
     device: torch.device,
     coordinates: Collection[int],
+    deterministic: bool = False,
     jobs: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> KernelReport:
     """Make the rank programs at ``coordinates`` call the kernels of a backend.
 
     ``eager`` leaves them as their text says. ``inductor`` compiles each kernel that one of these
-    programs calls once, unless the cache has it, in at most ``jobs`` processes; ``say`` is told how
-    far that is. Raises ValueError for an unknown backend and KernelError, with its name, for a
+    programs calls once, unless the cache has it, in at most ``jobs`` processes; ``say`` is told
+    what that came to. With ``deterministic`` it makes them of deterministic algorithms. Raises ValueError for an unknown backend and KernelError, with its name, for a
     kernel that cannot be compiled.
     """
     backend = default_backend(device) if backend is None else backend
@@ -67,8 +68,8 @@ def bind_kernels(
     used = kernels_used([loaded.modules[coordinate] for coordinate in sorted(coordinates)])
     found = read_kernels(program.texts[KERNELS], used)
     sources = [kernel for kernel in found if kernel.num_results]
-    cache = KernelCache(cache_folder(), device, SETTINGS)
-    compiled = compile_missing(sources, cache, jobs=jobs or default_jobs(), say=say)
+    cache = KernelCache(cache_folder(), device, settings_for(deterministic=deterministic))
+    compiled = compile_missing(sources, cache, jobs=jobs or default_jobs())
     for kernel in sources:
         path, libraries = cache.path(kernel), cache.libraries
         function = load_kernel(kernel, path, libraries=libraries, device=device)

@@ -46,7 +46,7 @@ class KernelCache:
         """Nothing is read or written before it is asked for."""
         self.folder = folder
         self.device = device
-        self._settings = dict(settings)
+        self.settings = dict(settings)
 
     @property
     def libraries(self) -> Path:
@@ -83,7 +83,7 @@ class KernelCache:
     def _environment(self) -> dict[str, object]:
         """All that a compiled kernel depends on beside its text."""
         return {
-            "settings": self._settings,
+            "settings": self.settings,
             "torch": torch.__version__,
             "triton": _version("triton"),
             "python": platform.python_version(),

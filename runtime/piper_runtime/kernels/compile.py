@@ -17,6 +17,7 @@ import torch
 from piper_runtime.kernels.cache import KernelCache
 from piper_runtime.kernels.errors import KernelError
 from piper_runtime.kernels.source import KernelSource
+from piper_runtime.progress import phase
 
 __all__ = ["WORKER", "compile_missing", "default_jobs"]
 
@@ -37,24 +38,25 @@ def compile_missing(
     cache: KernelCache,
     *,
     jobs: int,
-    say: Callable[[str], None],
     command: Sequence[str] = WORKER,
 ) -> list[str]:
     """Compile the kernels that the cache lacks, and return the names of those compiled here.
 
-    A kernel that another process is compiling is waited for. ``say`` is told of each kernel that is
-    done, and the seconds it took. Raises KernelError for the first that fails; no other is started
-    then.
+    A kernel that another process is compiling is waited for. The phase ``kernels`` shows how many
+    of them are done. Raises KernelError for the first that fails; no other is started then.
     """
     pending = deque(source for source in sources if not cache.path(source).is_file())
-    pool = _Pool(pending, cache, say, command)
-    threads = [threading.Thread(target=pool.work) for _ in range(min(jobs, len(pending)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if pool.errors:
-        raise pool.errors[0]
+    if not pending:
+        return []
+    with phase("kernels", total=len(pending)) as advance:
+        pool = _Pool(pending, cache, advance, command)
+        threads = [threading.Thread(target=pool.work) for _ in range(min(jobs, len(pending)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if pool.errors:
+            raise pool.errors[0]
     return pool.compiled
 
 
@@ -65,13 +67,13 @@ class _Pool:
         self,
         pending: deque[KernelSource],
         cache: KernelCache,
-        say: Callable[[str], None],
+        advance: Callable[[], None],
         command: Sequence[str],
     ) -> None:
         self.compiled: list[str] = []
         self.errors: list[BaseException] = []
-        self._pending, self._cache, self._say, self._command = pending, cache, say, command
-        self._num_missing = len(pending)
+        self._pending, self._cache, self._command = pending, cache, command
+        self._advance, self._lock = advance, threading.Lock()
 
     def work(self) -> None:
         """Compile kernels in a process of this thread's own until none is left, or one failed."""
@@ -82,7 +84,10 @@ class _Pool:
                     source = self._pending.popleft()
                 except IndexError:
                     return
-                if not self._take(source, worker):
+                if self._take(source, worker):
+                    with self._lock:
+                        self._advance()
+                else:
                     self._pending.append(source)
                     time.sleep(WAIT_SECONDS)
         except BaseException as error:  # noqa: BLE001 (raised by the thread that waits)
@@ -95,14 +100,8 @@ class _Pool:
         with self._cache.claim(source) as claimed:
             if not claimed or self._cache.path(source).is_file():
                 return claimed
-            start = time.perf_counter()
             self._cache.write(source, worker.compile(source))
             self.compiled.append(source.name)
-            count, seconds = (
-                f"{len(self.compiled)}/{self._num_missing}",
-                time.perf_counter() - start,
-            )
-            self._say(f"kernel {count}: {source.name} compiled in {seconds:.1f} s")
             return True
 
 
@@ -126,6 +125,7 @@ class _Worker:
             "name": source.name,
             "text": source.text,
             "num_results": source.num_results,
+            "settings": self._cache.settings,
         }
         try:
             process.stdin.write(f"{json.dumps(job)}\n")

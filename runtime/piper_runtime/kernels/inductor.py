@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper_runtime.determinism import deterministic
 from piper_runtime.kernels.source import KernelSource, empty_arguments
 
-__all__ = ["SETTINGS", "compile_kernel", "load_kernel"]
+__all__ = ["SETTINGS", "compile_kernel", "load_kernel", "settings_for"]
 
 SETTINGS: dict[str, object] = {
     "compile_threads": 1,  # there are several compiling processes already
@@ -31,7 +32,14 @@ SETTINGS: dict[str, object] = {
 ALIGNMENT = 16  # bytes, which Inductor takes for granted on GPUs
 
 
-def compile_kernel(source: KernelSource, device: torch.device) -> str:
+def settings_for(*, deterministic: bool) -> dict[str, object]:
+    """Return Inductor's settings; a deterministic kernel is compiled with one more."""
+    return SETTINGS | ({"deterministic": True} if deterministic else {})
+
+
+def compile_kernel(
+    source: KernelSource, device: torch.device, *, settings: Mapping[str, object] = SETTINGS
+) -> str:
     """Return Python text that defines ``call``, which takes a list of arguments and returns a
     tuple; the libraries that it loads are compiled, too.
 
@@ -46,7 +54,12 @@ def compile_kernel(source: KernelSource, device: torch.device) -> str:
 
     function = source.function(device)
     mode = FakeTensorMode()
-    with torch.no_grad(), config.patch(SETTINGS), tracing(TracingContext(mode)):
+    with (
+        torch.no_grad(),
+        deterministic(bool(settings.get("deterministic"))),
+        config.patch(dict(settings)),
+        tracing(TracingContext(mode)),
+    ):
         with mode:
             arguments = empty_arguments(function, device)
         trace = make_fx(_as_tuple(function), decomposition_table=select_decomp_table())

@@ -1,7 +1,7 @@
 """A process that compiles kernels: ``python -m piper_runtime.kernels.worker`` reads one JSON object
 per line and answers with one.
 
-    {"device": "cpu", "threads": 2, "name": "mm_1f", "text": "...", "num_results": 1}
+    {"device": "cpu", "threads": 2, "name": "mm_1f", "text": "...", "num_results": 1, "settings": {}}
     {"compiled": "..."}       or       {"error": "..."}
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 
@@ -28,11 +29,12 @@ def main() -> None:
         answers.flush()
 
 
-def _answer(job: dict[str, object]) -> dict[str, str]:
+def _answer(job: dict[str, Any]) -> dict[str, str]:
     source = KernelSource(str(job["name"]), str(job["text"]), int(str(job["num_results"])))
     torch.set_num_threads(int(str(job["threads"])))
     try:
-        return {"compiled": compile_kernel(source, torch.device(str(job["device"])))}
+        device = torch.device(str(job["device"]))
+        return {"compiled": compile_kernel(source, device, settings=job["settings"])}
     except Exception as error:  # noqa: BLE001 (the other process raises it)
         return {"error": f"{type(error).__name__}: {error}"}
 
