@@ -38,15 +38,14 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches
 
 // -----
 
-// Of collectives, only sums are instructions so far.
+// Of collectives, permutations are no instructions yet.
 
-!p = tensor<4xf32, #piper.layout<dp = shard(0)>>
-!r = tensor<8xf32, #piper.layout<dp = replicated>>
+!p = tensor<4xf32, #piper.layout<dp = varying>>
 piper.mesh @mesh [pp = 1 unrolled, dp = 2 manual]
 piper.stream @dp
 piper.chunk @a.0$F pass = F stage = 0 (%x: !p) -> !p { return %x : !p }
 piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 1 {
   %x = input "x" mb 0 at 0 : !p
-  // expected-error @+1 {{cannot be lowered yet: expected an instruction of one coordinate, a transfer or an all_reduce}}
-  %y = all_gather %x at [0] dim 0 over ["dp"] on @dp : !p -> !r
+  // expected-error @+1 {{cannot be lowered yet: expected an instruction of one coordinate, a transfer, an all_reduce, an all_gather or a reduce_scatter}}
+  %y = permute %x at [0] shift 1 over ["dp"] on @dp : !p -> !p
 }
