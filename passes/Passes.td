@@ -234,7 +234,7 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     | unrolled | every contribution to a gradient is summed once, into its own bucket |
     | unrolled | a value is converted once, however it is sliced, reduced or gathered before and behind |
     | connected | operands arise at the coordinate that uses them |
-    | reduced | every optimized state is updated once per holder, with its own gradient; all holders take one sum; no other state is updated |
+    | reduced | every optimized state is updated once per holder, with its own gradient; all holders take one sum, summed across coordinates once; no other state is updated |
     | reduced | counts, losses and the norm are sums of every microbatch, or every gradient, once; every loss and the norm are reported; what is skipped is skipped by that norm |
     | reduced | a slot derived from a value is written behind every update, from what that update returned |
     | ordered | F comes before B or I, and I before W; accumulations continue each other |
@@ -246,8 +246,9 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     there is one per coordinate; both ends of a communicator issue the same messages
     and collectives in one order, each of the same value; no instructions wait for
     each other in a cycle, which would be a deadlock: the cycle is shown, link by
-    link; and what the cluster has at a coordinate occurs in its program once, in the
-    cluster's order along compute and each communicator, on the same values.
+    link; what the cluster has at a coordinate occurs in its program once, in the
+    cluster's order along compute and each communicator, on the same values; and
+    what the programs of a lowered cluster make is freed.
 
     No collective is conditional, since programs have no control flow.
 

@@ -82,8 +82,14 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
     if (singleQueue && (failed(verifyIssueOrder(programs)) ||
                         failed(verifyProgress(programs, singleQueue))))
       return failure();
-    return success(!cluster ||
-                   succeeded(verifyProjection(cluster, programs, symbols)));
+    if (!cluster)
+      return success();
+    if (failed(verifyProjection(cluster, programs, symbols)))
+      return failure();
+    return success(cluster.getPhase() != Phase::Lowered ||
+                   llvm::all_of(programs, [](ProgramOp program) {
+                     return succeeded(verifyFrees(program));
+                   }));
   }
 
   DerivedBuckets derived;

@@ -83,6 +83,9 @@ mlir::LogicalResult verifyMemory(mlir::ModuleOp module,
 mlir::LogicalResult verifyStreams(mlir::ModuleOp module,
                                   mlir::SymbolTable &symbols, uint64_t limit);
 
+/// What a program makes is freed.
+mlir::LogicalResult verifyFrees(ProgramOp program);
+
 /// The programs, whose messages agree, do what the cluster says.
 mlir::LogicalResult verifyProjection(ClusterOp cluster,
                                      llvm::ArrayRef<ProgramOp> programs,

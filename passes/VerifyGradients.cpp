@@ -217,7 +217,8 @@ private:
       error.attachNote(entry->second.getLoc()) << "the other update is here";
       return failure();
     }
-    return failure(failed(checkGradient(update)) || failed(checkTwins(update)));
+    return failure(failed(checkGradient(update)) ||
+                   failed(checkJoins(update)) || failed(checkTwins(update)));
   }
 
   LogicalResult checkMember(UpdateOp update, StateOp state) {
@@ -262,6 +263,24 @@ private:
       error << "another value";
     error.attachNote(maker->getLoc()) << "it is made here";
     return failure();
+  }
+
+  /// What is summed across coordinates was not yet: kinds do not tell, since
+  /// types say nothing about the unrolled axis.
+  LogicalResult checkJoins(UpdateOp update) {
+    Operation *join = getJoin(update.getGrad());
+    if (!join)
+      return success();
+    for (Value input : cast<CollectiveOpInterface>(join).getInputs())
+      if (Operation *other = getJoin(input)) {
+        InFlightDiagnostic error =
+            join->emitOpError("expected gradients of ")
+            << update.getBucketAttr()
+            << " that are not yet summed across coordinates, got one that is";
+        error.attachNote(other->getLoc()) << "it is summed here";
+        return failure();
+      }
+    return success();
   }
 
   /// Holders of one bucket are updated with one sum, so that they stay equal.

@@ -10,9 +10,11 @@
 // the clock of its stream. What an instruction touches must lie before its
 // clock.
 
+#include "passes/Frees.h"
 #include "passes/Verify.h"
 
 #include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;
 
@@ -221,6 +223,18 @@ private:
 
 LogicalResult verifyProgram(ProgramOp program) {
   return ProgramVerifier(program).run();
+}
+
+LogicalResult verifyFrees(ProgramOp program) {
+  llvm::DenseSet<Value> freed;
+  for (auto free : program.getBlock().getOps<FreeOp>())
+    freed.insert_range(free.getValues());
+  for (Operation &op : program.getBlock())
+    for (Value value : op.getResults())
+      if (ownsStorage(value) && !freed.contains(value))
+        return op.emitOpError("expected ")
+               << describe(value) << " to be freed, got no free of it";
+  return success();
 }
 
 } // namespace piper

@@ -6,8 +6,12 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
-__all__ = ["StepResult", "peak_resident"]
+from piper_runtime.manifest import Manifest
+from piper_runtime.names import dtype_of
+
+__all__ = ["StepResult", "check_peak", "count_tokens", "peak_resident"]
 
 GIB = 1024**3
 
@@ -152,3 +156,27 @@ def peak_resident() -> int:
     """Return the most bytes that this process has had in memory so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def count_tokens(manifest: Manifest) -> int:
+    """Return the elements of the first integer input, or else the examples, of all ranks."""
+    split = [spec for spec in manifest.inputs if spec.dim is not None]
+    count = manifest.microbatches * manifest.mesh.size(manifest.data_axes)
+    for spec in split:
+        if not dtype_of(spec.dtype).is_floating_point:
+            return prod(spec.shape) * count
+    return split[0].shape[split[0].dim or 0] * count if split else count
+
+
+def check_peak(peak_flops: float | None, manifest: Manifest) -> float | None:
+    """Refuse a peak that is no peak, or that nothing can be compared with."""
+    if peak_flops is None:
+        return None
+    if not peak_flops > 0:
+        raise ValueError(f"peak_flops expected FLOPs per second above 0, got {peak_flops}")
+    if manifest.model_flops("train") is None:
+        raise ValueError(
+            "peak_flops expected a program that says how many FLOPs a step has, got one that does "
+            "not: compile it again"
+        )
+    return peak_flops

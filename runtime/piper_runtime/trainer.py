@@ -37,7 +37,7 @@ from piper_runtime.oracle import Oracle
 from piper_runtime.program import Program
 from piper_runtime.progress import tell
 from piper_runtime.rank import Rank
-from piper_runtime.result import StepResult, peak_resident
+from piper_runtime.result import StepResult, check_peak, count_tokens, peak_resident
 from piper_runtime.state import Init, Weights, make_buckets
 from piper_runtime.stepper import Stepper
 from piper_runtime.transports import Transport, transport_from
@@ -115,7 +115,7 @@ class Trainer:
         self._manifest = manifest = self.program.manifest
         self.loss_scale = None if manifest.loss_scale is None else LossScaler(manifest.loss_scale)
         self._last_scale = 1.0
-        self._peak_flops = _check_peak(peak_flops, self.program)
+        self._peak_flops = check_peak(peak_flops, manifest)
         if isinstance(metrics, str | Path):
             metrics = Metrics(metrics)
         self._loaded = self.program.load(self.transport.device)
@@ -231,7 +231,7 @@ class Trainer:
             memory_how=reading.how,
             memory_predicted=reading.predicted,
             resident=peak_resident(),
-            tokens=self._num_tokens(),
+            tokens=count_tokens(self._manifest),
             devices=self._manifest.mesh.world_size,
             flops=self._manifest.model_flops("train"),
             executed_flops=self._manifest.executed_flops("train"),
@@ -482,33 +482,9 @@ class Trainer:
         """Whether this process stands for all ranks."""
         return len(self.transport.ranks) == self._manifest.mesh.world_size
 
-    def _num_tokens(self) -> int:
-        """Return the elements of the first integer input, or else the examples, of all ranks."""
-        manifest = self._manifest
-        split = [spec for spec in manifest.inputs if spec.dim is not None]
-        count = manifest.microbatches * manifest.mesh.size(manifest.data_axes)
-        for spec in split:
-            if not dtype_of(spec.dtype).is_floating_point:
-                return math.prod(spec.shape) * count
-        return split[0].shape[split[0].dim or 0] * count if split else count
-
 
 @contextmanager
 def _running(deterministic: bool) -> Iterator[None]:
     """Set what torch does while instructions are executed."""
     with torch.no_grad(), deterministic_algorithms(deterministic):
         yield
-
-
-def _check_peak(peak_flops: float | None, program: Program) -> float | None:
-    """Refuse a peak that is no peak, or that nothing can be compared with."""
-    if peak_flops is None:
-        return None
-    if not peak_flops > 0:
-        raise ValueError(f"peak_flops expected FLOPs per second above 0, got {peak_flops}")
-    if program.manifest.model_flops("train") is None:
-        raise ValueError(
-            "peak_flops expected a program that says how many FLOPs a step has, got one that does "
-            "not: compile it again"
-        )
-    return peak_flops

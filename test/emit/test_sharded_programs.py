@@ -162,7 +162,7 @@ def test_slots_that_are_sharded_in_different_ways_are_refused() -> None:
 def test_a_program_gathers_reduces_converts_and_writes() -> None:
     parsed = ir.Module.parse(ZBV.read_text())
     symbols = Symbols(parsed)
-    [text] = emit_programs(parsed, symbols).values()
+    [text] = emit_programs(symbols).values()
     assert "from piper_runtime.program import chunk, flatten\n" in text
     assert "    g = flatten(y, y_2, numel=272)\n" in text
     lines = [line.split("  #")[0].strip() for line in text.splitlines()]

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Mapping
 from functools import cache
+from typing import Literal
 
 import hf_models
 import piper
@@ -34,10 +35,11 @@ CLIP = 0.5
 LAYERS = 6  # with embedding and head 8 chunks, two for each of 4 stages
 
 
+REDUCTIONS: tuple[Literal["last", "each"], ...] = ("last", "each")
 NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")
 MATRIX = [
     Sharded(name, 2, 2, 8, zero=zero, reduce=reduce)
-    for zero, name, reduce in itertools.product(range(4), NAMES, ("last", "each"))
+    for zero, name, reduce in itertools.product(range(4), NAMES, REDUCTIONS)
 ]
 QUICK = [  # every stage with every policy, every schedule, and every schedule at stage 3
     MATRIX[10 * zero + 2 * (shift % len(NAMES)) + policy]
@@ -96,7 +98,7 @@ def test_gathers_at_other_times(case: Sharded) -> None:
     "case",
     [
         Sharded("1F1B", 2, 2, 2, zero=zero, reduce=reduce, rep=2)
-        for zero, reduce in itertools.product((1, 2, 3), ("last", "each"))
+        for zero, reduce in itertools.product((1, 2, 3), REDUCTIONS)
     ],
     ids=str,
 )

@@ -568,6 +568,48 @@ piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches
 
 // -----
 
+// Twins are summed once: a second sum would double what they hold.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [pp = 2 unrolled]
+piper.stream @pp
+piper.state @w parameter : !x holders [0, 1] optimization <"train:sgd">
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @b.0$F pass = F stage = 1 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.chunk @b.0$B pass = B of @b.0$F stage = 1 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0, 1]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @b.0$F(%x) : (!x) -> !x
+  %2 = run @b.0$B(%x) : (!x) -> !x
+  %3 = run @a.0$B(%x) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = reduced mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %j = input "x" mb 0 at 1 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %1 = run @b.0$F(%j) mb 0 at 1 : (!x) -> !x
+  %h = run @b.0$B(%j) mb 0 at 1 : (!x) -> !x
+  %g = run @a.0$B(%i) mb 0 at 0 : (!x) -> !x
+  %G = sum bucket @w$b %g at 0 : !x -> !x
+  %H = sum bucket @w$b %h at 1 : !x -> !x
+  // expected-note @+1 {{it is summed here}}
+  %S:2 = all_reduce %G, %H at [0, 1] over [] across "pp" on @pp : !x, !x -> !x, !x
+  // expected-error @+1 {{expected gradients of @w$b that are not yet summed across coordinates, got one that is}}
+  %T:2 = all_reduce %S#0, %S#1 at [0, 1] over [] across "pp" on @pp : !x, !x -> !x, !x
+  %u = update @w$b %T#0 at 0 optimizer "train:sgd" : !x -> !x
+  %v = update @w$b %T#1 at 1 optimizer "train:sgd" : !x -> !x
+}
+
+// -----
+
 //===----------------------------------------------------------------------===//
 // Clusters: conversions
 //===----------------------------------------------------------------------===//

@@ -129,6 +129,7 @@ piper.program @train$pp0 of @train$cluster at 0 {
   // expected-note @+1 {{16 bytes are result 0 of 'piper.sum'}}
   %z = sum %y0, %y1, %y2 : !x -> !x
   output "z" %z : !x
+  free %m, %x0, %y0, %x1, %m1, %y1, %x2, %m2, %y2, %z : !m, !x, !x, !x, !m, !x, !x, !m, !x, !x
 }
 
 // -----

@@ -330,3 +330,27 @@ piper.program @train$pp0 of @train$cluster at 0 {
   // expected-error @+1 {{expected to wait for a stream that reads what it releases}}
   %u = update @w$b %x optimizer "train:sgd" : !x -> !x
 }
+
+// -----
+
+// What a program of a lowered cluster makes is freed.
+
+!x = tensor<4xf32>
+piper.mesh @mesh [dp = 2 manual]
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  output "y" %0 : !x
+}
+piper.cluster @train$cluster of @train phase = lowered mesh = @mesh microbatches = 1 {
+  %x = input "x" mb 0 at 0 : !x
+  %y = run @a.0$F(%x) mb 0 at 0 : (!x) -> !x
+  output "y" %y at 0 : !x
+}
+piper.program @train$0 of @train$cluster at 0 {
+  %x = input "x" mb 0 : !x
+  // expected-error @+1 {{expected result 0 of 'piper.run' of @a.0$F for microbatch 0 to be freed, got no free of it}}
+  %y = run @a.0$F(%x) mb 0 : (!x) -> !x
+  output "y" %y : !x
+  free %x : !x
+}

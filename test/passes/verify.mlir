@@ -131,6 +131,7 @@ piper.program @train$pp0 of @train$cluster at 0 {
   %y1 = run @a.0$F(%x1) mb 1 : (!x) -> !x
   %e1 = record
   %s1 = send %y1 to 1 mb 1 as "a.0$F#0" on @send$0.1 after %e1 : !x
+  free %x0, %y0, %x1, %y1 after %s1 : !x, !x, !x, !x
 }
 piper.program @train$pp1 of @train$cluster at 1 {
   %e = record
@@ -140,6 +141,7 @@ piper.program @train$pp1 of @train$cluster at 1 {
   %z1 = run @a.1$F(%r1) mb 1 after %f1 : (!x) -> !x
   %z = sum %z0, %z1 : !x -> !x
   output "z" %z : !x
+  free %r0, %r1, %z0, %z1, %z : !x, !x, !x, !x, !x
 }
 
 // -----

@@ -162,8 +162,7 @@ def duplicate(op: ir.Operation) -> Iterator[Change]:
         _again(op)
 
     yield beside
-    pairs = product(_tensors(op.operands), _tensors(op.results))
-    chained = [(i, j) for (i, operand), (j, result) in pairs if operand.type == result.type]
+    chained = _chained(op)
     if not chained:
         return
 
@@ -171,10 +170,20 @@ def duplicate(op: ir.Operation) -> Iterator[Change]:
         again = _again(op)
         for result, other in zip(op.results, again.results, strict=True):
             result.replace_all_uses_with(other)
-        last, first = chained[-1]
-        again.operands[last] = op.results[first]
+        for index, number in chained:
+            again.operands[index] = op.results[number]
 
     yield chain
+
+
+def _chained(op: ir.Operation) -> list[tuple[int, int]]:
+    """The operands that results may take the place of; of collectives those of one coordinate."""
+    pairs = [
+        (index, number)
+        for (index, value), (number, result) in product(_tensors(op.operands), _tensors(op.results))
+        if value.type == result.type and (index == number or not _is(op, *COLLECTIVES))
+    ]
+    return pairs if _is(op, *COLLECTIVES) else pairs[-1:]
 
 
 def _again(op: ir.Operation) -> ir.Operation:
