@@ -127,7 +127,7 @@ def test_waits_of_the_host_and_sizes_that_depend_on_data(type_: str, dynamic: li
 def test_an_instruction_that_cannot_be_emitted_is_named() -> None:
     with ir.Context():
         symbols = Symbols(ir.Module.parse(MODULE.replace("!x", STATIC)))
-        message = r"emission expected one of accumulate, .*recv, .*update, got host_wait$"
+        message = r"emission expected one of accumulate, .*recv, .*update, write, got host_wait$"
         with pytest.raises(ValueError, match=message):
             emit_programs(symbols)
         located = MODULE.replace(

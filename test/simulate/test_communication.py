@@ -144,9 +144,10 @@ def test_ranks_have_sums_and_count_their_parameters() -> None:
     second.recv("0.1", size=1000)
     sender, receiver = measure_volumes(counted(first, second, ways=["0.1"]))
     assert (sender.sent, sender.received, receiver.sent, receiver.received) == (1000, 0, 0, 1000)
-    assert sender.collectives == (200 + 8 * 12) * 7 // 8  # eight ranks at two coordinates
+    # Four data-parallel ranks have parts, at two coordinates: eight ranks meet.
+    assert sender.collectives == (200 + 4 * 12) * 7 // 8
     assert (sender.trained, receiver.trained) == (200, 0)  # one bucket is frozen
-    assert sender.multiple == (200 + 8 * 12) / 200
+    assert sender.multiple == (200 + 4 * 12) / 200
     assert receiver.multiple is None
 
 

@@ -91,9 +91,9 @@ def test_what_comes_over_communicators_is_counted_apart() -> None:
         [state] = rows.add("read", results=1, symbol="v$b", slot="value")
         rows.add("all_gather", state, results=2, stream="all")
     second.add("free", received)
-    program = facts(first, second, chunks=[BIG], buckets=[BUCKET, FROZEN], ways=["0.1"])
+    program = facts(first, second, chunks=[BIG], buckets=[BUCKET, FROZEN], ways=["0.1"], dp=2)
     sender, receiver = run(program).memory
-    gathered = 2 * 12
+    gathered = 2 * 12  # a part of each data-parallel rank
     assert (sender.activations, sender.communication) == (1000, gathered)
     assert (receiver.activations, receiver.communication) == (1000, 1000 + gathered)
     assert receiver.curve.communication == (1000, 1000, 1000, 1000 + gathered, gathered)
