@@ -33,6 +33,7 @@ Microbatches = Sequence[Sequence[Mapping[str, Tensor]]]
 """Inputs by name, by shard and microbatch."""
 
 CPU = torch.device("cpu")
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _HALF = re.compile(r"<@\"?([^\s\"]+)\"? \[([\d, ]*)\] -> \[([\d, ]*)\]>")
 
 
@@ -270,7 +271,7 @@ def read_steps(text: str, *, microbatches: int, shards: int) -> dict[str, StepFu
     symbols = Symbols(module)
     scope = _Scope(
         kernels={
-            op.sym_name.value: export_kernel(op)
+            op.sym_name.value: _callable(op)
             for op in module.body
             if isinstance(op, piper.KernelOp)
         },
@@ -367,3 +368,15 @@ def _copy(source: Any, output: Any) -> Action:
         values[output] = values[source]
 
     return act
+
+
+def _callable(kernel: piper.KernelOp) -> Callable[..., Any]:
+    """A kernel whose views take what has no such view: values here may be strided in another way
+    than those that it was captured from.
+    """
+    module = export_kernel(kernel)
+    for node in module.graph.nodes:
+        if node.target in _VIEWS:
+            node.target = torch.ops.aten.reshape.default
+    module.recompile()
+    return module
