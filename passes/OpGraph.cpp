@@ -8,6 +8,7 @@
 #include "passes/OpGraph.h"
 
 #include "llvm/ADT/DenseMap.h"
+#include "llvm/Support/Compiler.h"
 
 using namespace mlir;
 
@@ -20,6 +21,13 @@ OpGraph::OpGraph(Block &block) {
   invert();
 }
 
+void OpGraph::prefetch(size_t op) const {
+  constexpr int line = 64;
+  const char *start = reinterpret_cast<const char *>(ops[op]);
+  for (int offset = -line; offset < 5 * line; offset += line)
+    LLVM_PREFETCH(start + offset, /*rw=*/0, /*locality=*/3);
+}
+
 void OpGraph::connect() {
   llvm::DenseMap<Operation *, unsigned> numbers;
   numbers.reserve(ops.size());
@@ -28,6 +36,8 @@ void OpGraph::connect() {
   // The op that an op was last seen to make an operand of.
   Numbers seen(ops.size(), ~0u);
   for (auto [number, op] : llvm::enumerate(ops)) {
+    if (number + ahead < ops.size())
+      prefetch(number + ahead);
     operandStarts.push_back(operandMakers.size());
     makerStarts.push_back(distinctMakers.size());
     for (Value operand : op->getOperands()) {

@@ -84,6 +84,8 @@ private:
     order.cellOf.assign(graph.size(), none);
     emitted.assign(graph.size(), false);
     for (auto [number, op] : llvm::enumerate(graph.ops)) {
+      if (number + OpGraph::ahead < graph.size())
+        graph.prefetch(number + OpGraph::ahead);
       missing.push_back(graph.makers(number).size());
       pushed.push_back(isPushed(op));
       order.contributes.push_back(isContribution(op));

@@ -32,8 +32,8 @@ public:
     OpBuilder builder = OpBuilder::atBlockEnd(block);
     made.resize(graph.size());
     for (auto [index, op] : llvm::enumerate(order.sequence)) {
-      if (index + ahead < order.sequence.size())
-        prefetch(graph.ops[order.sequence[index + ahead]]);
+      if (index + OpGraph::ahead < order.sequence.size())
+        graph.prefetch(order.sequence[index + OpGraph::ahead]);
       if (order.contributes[op])
         continue;
       for (unsigned maker : graph.makers(op))
@@ -57,15 +57,6 @@ public:
   }
 
 private:
-  /// Fetches the memory of an op that is read soon. Before ordering, neighbours
-  /// in issue order lie far apart.
-  static void prefetch(Operation *op) {
-    constexpr int line = 64;
-    const char *start = reinterpret_cast<const char *>(op);
-    for (int offset = -line; offset < 5 * line; offset += line)
-      LLVM_PREFETCH(start + offset, /*rw=*/0, /*locality=*/3);
-  }
-
   Operation *copy(unsigned number) {
     Operation *op = graph.ops[number];
     SmallVector<Value> operands;
@@ -126,8 +117,6 @@ private:
           ValueRange());
     }
   }
-
-  static constexpr size_t ahead = 12; // ops that are on their way from memory
 
   ClusterOp cluster;
   const OpGraph &graph;

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from oracle import Step, check_steps, piper_steps, sgd
-from piper.emit import emit_manifest, emit_programs
+from piper.emit import emit_kernels, emit_manifest, emit_programs
 from piper.emit.symbols import Symbols
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
@@ -64,10 +64,13 @@ class Compiled:
         """The module at a level of the IR."""
         return self.program.texts[f"ir/{name}.mlir"]
 
-    def run(self, module: ir.Module, *, seed: int | None = None) -> list[Step]:
-        """Train with the programs of a lowered module whose kernels are those of the program."""
+    def run(
+        self, module: ir.Module, *, kernels: str | None = None, seed: int | None = None
+    ) -> list[Step]:
+        """Train with the programs of a lowered module, and its kernels where they are others."""
         symbols = Symbols(module)
-        texts = {"kernels.py": self.program.texts["kernels.py"], **emit_programs(symbols)}
+        kernels = kernels or self.program.texts["kernels.py"]
+        texts = {"kernels.py": kernels, **emit_programs(symbols)}
         texts["manifest.json"] = emit_manifest(symbols, texts)
         constants = self.program.constants
         texts = seal(texts, constants)
@@ -76,7 +79,8 @@ class Compiled:
 
     def check(self, module: ir.Module, *, bound: float) -> None:
         """Assert that a lowered module makes the same steps, up to `bound`."""
-        check_steps(self.run(module), self.steps, bound=bound)
+        steps = self.run(module, kernels=emit_kernels(module))
+        check_steps(steps, self.steps, bound=bound)
 
 
 @cache
