@@ -42,8 +42,7 @@ public:
       : cluster(cluster), symbols(symbols), graph(cluster.getBlock()) {}
 
   LogicalResult run() {
-    collectOps();
-    if (failed(readRows()))
+    if (failed(collectOps()) || failed(readRows()))
       return failure();
     shareGathers();
     order.sequence.reserve(graph.size());
@@ -80,7 +79,7 @@ private:
   }
 
   /// Notes of every op what ordering asks for, in one walk.
-  void collectOps() {
+  LogicalResult collectOps() {
     order.cellOf.assign(graph.size(), none);
     emitted.assign(graph.size(), false);
     for (auto [number, op] : llvm::enumerate(graph.ops)) {
@@ -91,20 +90,39 @@ private:
       order.contributes.push_back(isContribution(op));
       if (ReadOp read = getGathered(op))
         gathers[number] = getGather(read.getSymbolAttr());
-      if (std::optional<Cell> cell = getCell(op))
-        addRun(number, *cell);
+      std::optional<Cell> cell = getCell(op);
+      if (!cell)
+        continue;
+      if (cell->microbatch >= int64_t(cluster.getMicrobatches()))
+        return op->emitOpError("expected a microbatch below ")
+               << cluster.getMicrobatches() << ", got " << cell->microbatch;
+      addRun(number, *cell);
     }
+    return success();
   }
 
   void addRun(unsigned op, const Cell &cell) {
-    auto [entry, fresh] = cells.try_emplace(cell, runs.size());
-    if (fresh) {
+    auto &ofPass = numbers[{cell.stage, cell.pass}];
+    if (size_t(cell.microbatch) >= ofPass.size())
+      ofPass.resize(cell.microbatch + 1, none);
+    unsigned &number = ofPass[cell.microbatch];
+    if (number == none) {
+      number = cells.size();
+      cells.push_back(cell);
       runs.emplace_back();
       order.homes.push_back(*getCoordinate(graph.ops[op]));
     }
-    runs[entry->second].push_back(op);
-    order.cellOf[op] = entry->second;
-    busy.insert({cell.stage, cell.pass});
+    runs[number].push_back(op);
+    order.cellOf[op] = number;
+  }
+
+  /// The number of a cell, or none.
+  unsigned find(const Cell &cell) const {
+    auto found = numbers.find({cell.stage, cell.pass});
+    return found == numbers.end() ||
+                   size_t(cell.microbatch) >= found->second.size()
+               ? none
+               : found->second[cell.microbatch];
   }
 
   /// The rows of the schedule; without one, all passes of a microbatch in turn.
@@ -114,8 +132,8 @@ private:
                         : ScheduleOp();
     if (!schedule) {
       auto &row = rows.emplace_back();
-      for (auto &[cell, index] : cells)
-        row.push_back(index);
+      for (size_t cell = 0; cell < cells.size(); ++cell)
+        row.push_back(cell);
       return success();
     }
     std::vector<bool> scheduled(cells.size());
@@ -127,21 +145,21 @@ private:
       for (const Cell &cell : parsed) {
         if (isIdle(cell))
           continue;
-        auto found = cells.find(cell);
-        if (found == cells.end())
+        unsigned number = find(cell);
+        if (number == none)
           return schedule.emitOpError("has a cell ")
                  << cell.str() << " in row " << at
                  << " that the step does not have";
-        if (order.homes[found->second] != int64_t(at))
+        if (order.homes[number] != int64_t(at))
           return schedule.emitOpError("expected cell ")
-                 << cell.str() << " in row " << order.homes[found->second]
+                 << cell.str() << " in row " << order.homes[number]
                  << ", where its stage is placed, got row " << at;
-        row.push_back(found->second);
-        scheduled[row.back()] = true;
+        row.push_back(number);
+        scheduled[number] = true;
       }
     }
-    for (auto &[cell, index] : cells)
-      if (!scheduled[index])
+    for (auto [number, cell] : llvm::enumerate(cells))
+      if (!scheduled[number])
         return schedule.emitOpError("expected a cell ") << cell.str();
     return success();
   }
@@ -149,10 +167,10 @@ private:
   /// Whether a cell is a backward pass in which its stage does nothing: nothing
   /// in it is trained or nothing before it, or the step is an evaluation.
   bool isIdle(const Cell &cell) {
-    if (cell.pass == Pass::F || busy.contains({cell.stage, cell.pass}))
+    if (cell.pass == Pass::F || numbers.contains({cell.stage, cell.pass}))
       return false;
     auto exists = [&](Pass pass) {
-      return cells.contains(Cell{cell.stage, pass, cell.microbatch});
+      return find(Cell{cell.stage, pass, cell.microbatch}) != none;
     };
     return cell.pass == Pass::B ? !exists(Pass::I) && !exists(Pass::W)
                                 : !exists(Pass::B);
@@ -397,14 +415,15 @@ private:
   OpGraph graph;
   IssueOrder order;
   llvm::DenseMap<Attribute, ChunkOp> chunks;
-  llvm::DenseSet<std::pair<int64_t, Pass>> busy; // stages and what they run
-  llvm::MapVector<Cell, unsigned> cells;         // numbered
-  std::vector<SmallVector<unsigned, 4>> runs;    // by cell
-  std::vector<SmallVector<unsigned>> rows;       // cells
-  std::vector<unsigned> missing;                 // makers not emitted, by op
-  std::vector<bool> pushed, emitted;             // by op
-  llvm::DenseMap<unsigned, Gather> gathers;      // by op
-  size_t farthest = 0;                           // cells of prefetch
+  std::vector<Cell> cells;
+  /// The numbers of the cells of a stage and pass, by microbatch.
+  llvm::DenseMap<std::pair<int64_t, Pass>, std::vector<unsigned>> numbers;
+  std::vector<SmallVector<unsigned, 4>> runs; // by cell
+  std::vector<SmallVector<unsigned>> rows;    // cells
+  std::vector<unsigned> missing;              // makers not emitted, by op
+  std::vector<bool> pushed, emitted;          // by op
+  llvm::DenseMap<unsigned, Gather> gathers;   // by op
+  size_t farthest = 0;                        // cells of prefetch
 };
 
 class OrderCellsPass : public impl::OrderCellsPassBase<OrderCellsPass> {
