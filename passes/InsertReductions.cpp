@@ -97,8 +97,8 @@ private:
   }
 
   /// Brings the gradient of a bucket to what an update takes: the whole of it,
-  /// or the shard that this rank updates. Without an update it stays whole, where
-  /// it was accumulated.
+  /// or the shard that this rank updates. Without an update it stays whole,
+  /// where it was accumulated.
   SmallVector<Value> finish(BucketOp bucket, ArrayRef<SumOp> sums) {
     builder.setInsertionPointAfter(sums.back());
     Location loc = getLocation(sums);

@@ -271,9 +271,7 @@ def read_steps(text: str, *, microbatches: int, shards: int) -> dict[str, StepFu
     symbols = Symbols(module)
     scope = _Scope(
         kernels={
-            op.sym_name.value: _callable(op)
-            for op in module.body
-            if isinstance(op, piper.KernelOp)
+            op.sym_name.value: _callable(op) for op in module.body if isinstance(op, piper.KernelOp)
         },
         members=symbols.members,
         gradients={
