@@ -179,8 +179,8 @@ def _temporaries(facts: ProgramFacts, row: Row, values: Values, largest: Mapping
 def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
     """Bytes that a collective makes and drops; the copy that is its result is none of them.
 
-    A sum is the operand once more, padded to a part per member, as much received from the others,
-    and this member's part of the sum; a gather is all parts before they are put together.
+    A sum is as much as the operand received from the others, and this member's part of it; and the
+    operand once more, where it has to be padded to equal parts or packed. A gather is its result.
     """
     comm = next(comm for comm in facts.manifest.comms if comm.name == row["stream"])
     parts = facts.manifest.mesh.size(comm.axes)
@@ -192,11 +192,13 @@ def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
     part = -(-operand // members)
     match row["op"]:
         case "all_reduce":
-            return 2 * part * members + part - made
+            padded = part * members if part * members > operand else 0
+            return part * members + part + (padded - made if padded else 0)
         case "reduce_scatter":
-            return (2 * members + 1) * (operand // parts) - made
+            packed = members if members > parts else 0  # a part for each of several coordinates
+            return (members + packed + 1) * (operand // parts) - made
         case "all_gather":
-            return 2 * operand * members - made
+            return operand * members - made
     return operand - made
 
 

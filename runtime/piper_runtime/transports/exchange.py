@@ -64,23 +64,33 @@ def _recv(message: Message, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def _all_reduce(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
-    """Sum equal parts in rank order, one per member, then gather the parts."""
+    """Sum equal parts in rank order, one per member, then gather the parts; perhaps in place."""
     size = len(message.comm.members)
     if group is None:
         return value.clone()
-    part = -(-value.numel() // size)
-    padded = value.new_zeros(part * size)
-    padded[: value.numel()].copy_(value.reshape(-1))
+    flat = value.reshape(-1)
+    part = -(-flat.numel() // size)
+    if part * size == flat.numel():
+        total = _sum_of_parts(flat, size, group)
+        gathered = value if message.in_place else torch.empty_like(value)
+        dist.all_gather_single(as_bytes(gathered), as_bytes(total), group=group)
+        return gathered
+    padded = flat.new_zeros(part * size)
+    padded[: flat.numel()].copy_(flat)
     total = _sum_of_parts(padded, size, group)
     dist.all_gather_single(as_bytes(padded), as_bytes(total), group=group)
-    return padded[: value.numel()].view(value.shape)
+    return padded[: flat.numel()].view(value.shape)
 
 
 def _reduce_scatter(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
     if group is None:
         return value.clone()
-    parts = torch.stack(scattered(value, message))
-    return _sum_of_parts(parts.view(-1), len(parts), group).view(parts.shape[1:])
+    parts = scattered(value, message)
+    if message.dim == 0 and len(parts) == message.comm.num_parts:
+        flat = value.reshape(-1)  # a part per member, one behind the other
+    else:
+        flat = torch.stack(parts).view(-1)
+    return _sum_of_parts(flat, len(parts), group).view(parts[0].shape)
 
 
 def _sum_of_parts(flat: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:

@@ -166,7 +166,7 @@ class GlooTransport(ProcessTransport):
         if self.identify and group is not None:
             check_identity(instruction, group)
         result = PERFORM[instruction.kind](message, group, *values)
-        if message.in_place:
+        if message.in_place and result is not values[0]:
             result = values[0].copy_(result)
         message.buffer = None
         instruction.store(result)
