@@ -94,9 +94,14 @@ class Watchdog:
         self._thread.start()
 
     def leave(self, how: str) -> None:
-        """Say that this rank takes part no longer, and stop looking."""
+        """Say that this rank takes part no longer, and stop looking.
+
+        The interpreter must not end while the thread is in the store: it would abort.
+        """
         self._over.set()
         self._store.set(f"left/{self._rank}", how)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(GRACE)
 
     def report(self, kind: str, text: str) -> None:
         """Publish a failure unless another one was published before."""
