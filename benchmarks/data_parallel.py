@@ -26,7 +26,6 @@ threads are in it, and a tensor below 64 KiB may not be, so take sizes whose ten
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import os
@@ -39,7 +38,7 @@ from typing import Literal
 import piper
 import torch
 import torch.distributed as dist
-from paired import Batch, Sizes, Step, adamw, add_sizes, compare, loss_fn, say
+from paired import Batch, Sizes, Step, adamw, compare, loss_fn, make_parser, say
 from piper.strategy import Directive
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -221,11 +220,7 @@ def _say_memory(name: str, kept: int, step: int, predicted: int | None) -> None:
 
 def main() -> None:
     """Compare times, or memory."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_sizes(parser, DEFAULT)
-    parser.add_argument("--pairs", type=int, default=20, help="default: 20")
+    parser = make_parser(__doc__, DEFAULT)
     parser.add_argument("--memory", action="store_true", help="compare memory, on 4 ranks or more")
     options = vars(parser.parse_args())
     pairs, memory = options.pop("pairs"), options.pop("memory")

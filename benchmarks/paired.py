@@ -98,6 +98,18 @@ def add_sizes(
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
 
 
+def make_parser(
+    description: str | None, sizes: Sizes, *, pairs: int = 20
+) -> argparse.ArgumentParser:
+    """A command line that chooses sizes and how many pairs to run."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_sizes(parser, sizes)
+    parser.add_argument("--pairs", type=int, default=pairs, help=f"default: {pairs}")
+    return parser
+
+
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy per token."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -201,11 +213,13 @@ def check_losses(steps: Mapping[str, Step]) -> None:
             raise ValueError(f"expected the losses of {first}, {wanted}, got {found} of {name}")
 
 
-def compare(name: str, ours: Step, other: Step, pairs: int) -> None:
-    """Check that both sides train the same from the start, run pairs, and print the ratio."""
+def compare(name: str, ours: Step, other: Step, pairs: int) -> Ratio:
+    """Check that both sides train the same from the start, run pairs, print and return the ratio."""
     check_losses({"piper": ours, name: other})
     found = rounds({"piper": lambda: timed(ours), name: lambda: timed(other)}, pairs)
-    say(f"{describe(found)}, ratio {Ratio.of(found['piper'], found[name])}, {pairs} pairs")
+    ratio = Ratio.of(found["piper"], found[name])
+    say(f"{describe(found)}, ratio {ratio}, {pairs} pairs")
+    return ratio
 
 
 def describe(found: Mapping[str, Sequence[float]]) -> str:

@@ -16,7 +16,6 @@ tell it from waiting); and the rest, in which it waits.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from dataclasses import replace
@@ -30,11 +29,11 @@ from paired import (
     Sizes,
     Step,
     adamw,
-    add_sizes,
     check_losses,
     compare,
     describe,
     loss_fn,
+    make_parser,
     rounds,
     say,
     timed,
@@ -163,11 +162,7 @@ def _say_parts(name: str, rank: int, whole: float, compute: float, talk: float |
 
 def main() -> None:
     """Compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_sizes(parser, DEFAULT)
-    parser.add_argument("--pairs", type=int, default=20, help="default: 20")
+    parser = make_parser(__doc__, DEFAULT)
     parser.add_argument("--kernels", choices=KERNELS, help="default: one after the other")
     options = vars(parser.parse_args())
     pairs, chosen = options.pop("pairs"), options.pop("kernels")

@@ -213,7 +213,8 @@ def Piper_DoStreamOp : Piper_DirectiveOp<"stream"> {
   let description = [{
     `priority` and `sms` become those of the `piper.stream` of this name. Streams
     bear the names of mesh axes: transfers run on that of the unrolled axis,
-    reductions on that of the first axis that they reduce over.
+    reductions on that of the first axis that they reduce over, gathers of sharded
+    states on that of the first axis they gather over, followed by `.gather`.
 
     **Constraints**
     - priority, sms or both are given

@@ -25,7 +25,7 @@ from piper_runtime.errors import ProgramError
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.gaps import Summary
 from piper_runtime.held import Held
-from piper_runtime.home import make_home
+from piper_runtime.home import Home, make_home
 from piper_runtime.kernels import bind_kernels
 from piper_runtime.loss_scale import LossScale, LossScaler, unscaled
 from piper_runtime.manifest import BucketSpec, StateSpec
@@ -130,8 +130,6 @@ class Trainer:
         self.transport.guard(self._loaded)
         self._checker = make_checker(check, manifest, self.transport)
         check_agreement(self.transport, enabled=deterministic)
-        model = self.program.model if model is None else model
-        weights = Weights(self.program, model=model, init=init, seed=seed)
         coordinates = {rank: manifest.mesh.coordinate(rank) for rank in self.transport.ranks}
         self.kernels = bind_kernels(
             self.program,
@@ -142,30 +140,11 @@ class Trainer:
             deterministic=deterministic,
             say=tell if 0 in self.transport.ranks else None,
         )
-        digests: dict[str, str] = {}
-        buckets = make_buckets(
-            manifest,
-            weights,
-            coordinates,
-            self.transport.device,
-            look=None
-            if self._is_local
-            else lambda name, flat: digests.update({name: digest_of([flat])}),
-        )
-        self._homes = {
-            rank: make_home(
-                self._loaded,
-                rank,
-                buckets=held,
-                device=self.transport.device,
-                poison=self.transport.poison,
-            )
-            for rank, held in buckets.items()
-        }
+        model = self.program.model if model is None else model
+        weights = Weights(self.program, model=model, init=init, seed=seed)
+        self._homes = self._make_homes(weights, coordinates)
         self._loose = loose_states(self.program, weights)
         self._make_optimizers(optimizer or self.program.optimizer)
-        if not self._is_local:
-            check_replicas(self.transport, digests)
         if 0 in self.transport.ranks:
             print(f"piper: {self.transport.describe(manifest.mesh)}", file=sys.stderr)
 
@@ -442,6 +421,25 @@ class Trainer:
         return values
 
     # State.
+
+    def _make_homes(self, weights: Weights, coordinates: Mapping[int, int]) -> dict[int, Home]:
+        """Return what each rank of this process holds, checked to be the same in all processes."""
+        digests: dict[str, str] = {}
+
+        def look(name: str, flat: Tensor) -> None:
+            digests[name] = digest_of([flat])
+
+        device, alone = self.transport.device, self._is_local
+        buckets = make_buckets(
+            self._manifest, weights, coordinates, device, look=None if alone else look
+        )
+        if not alone:
+            check_replicas(self.transport, digests)
+        poison = self.transport.poison
+        return {
+            rank: make_home(self._loaded, rank, buckets=held, device=device, poison=poison)
+            for rank, held in buckets.items()
+        }
 
     def _make_optimizers(self, factory: OptimizerFactory | None) -> None:
         updated = self._facts["train"].updated if "train" in self._facts else set()

@@ -1,4 +1,4 @@
-"""``piper show``: flagged instructions, and what streams are asked for, where there is any."""
+"""``piper show``: flagged instructions, what streams are asked for, what ranks share out."""
 
 from __future__ import annotations
 
@@ -8,50 +8,25 @@ from pathlib import Path
 
 import piper
 import pytest
-import torch
+from compiled_mlp import compiled, sgd
 from piper.cli import main
 from piper.strategy import Directive
 from piper_runtime import Program
 from piper_runtime.program import seal
-from torch import nn
 
 RELU = re.compile(r'(torch "aten\.relu\.default"\(%\w+\) facts )<pure, flops = \d+>')
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
+Show = Callable[[Program], dict[str, str]]
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def compiled(*more: Directive) -> Program:
-    strategy = piper.Strategy(
-        mesh={"pp": 2, "dp": 2},
-        directives=[
-            piper.annotate({"layers.*": "layer"}),
-            piper.split(microbatches=2),
-            piper.place(stages=2),
-            piper.replicate(axis="dp"),
-            piper.order("1F1B"),
-            piper.update(sgd),
-            *more,
-        ],
-    )
-    batch = {"x": torch.randn(8, 4)}
-    return piper.compile(Mlp(), lambda model, b: model(b["x"]).square().sum(), strategy, batch)
+def program_of(*more: Directive) -> Program:
+    update = piper.update(sgd)
+    return compiled("1F1B", pp=2, microbatches=2, dp=2, layers=2, update=update, more=more)
 
 
 @pytest.fixture
-def show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Program], dict[str, str]]:
+def show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Show:
     """Print a program and return the sections by title."""
 
     def run(program: Program) -> dict[str, str]:
@@ -64,16 +39,16 @@ def show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Progra
 
 
 def test_without_flags_and_options_nothing_is_said_of_them(
-    show: Callable[[Program], dict[str, str]],
+    show: Show,
 ) -> None:
-    sections = show(compiled())
+    sections = show(program_of())
     assert "flagged instructions" not in sections
     header = sections["communicators"].splitlines()[1]
     assert header.split() == ["communicator", "axes", "coordinates", "used", "for"]
 
 
-def test_flagged_instructions_are_listed(show: Callable[[Program], dict[str, str]]) -> None:
-    program, name = compiled(), "ir/programs.mlir"
+def test_flagged_instructions_are_listed(show: Show) -> None:
+    program, name = program_of(), "ir/programs.mlir"
     text = RELU.sub(r"\1<host_sync>", program.texts[name])
     lines = show(Program(seal({**program.texts, name: text}, {})))["flagged instructions"]
     rows = [re.split(r"  +", line.strip()) for line in lines.splitlines()[1:]]
@@ -97,9 +72,9 @@ def test_flagged_instructions_are_listed(show: Callable[[Program], dict[str, str
 def test_options_of_streams_are_columns(
     options: dict[str, int],
     columns: dict[str, str],
-    show: Callable[[Program], dict[str, str]],
+    show: Show,
 ) -> None:
-    text = show(compiled(piper.stream("dp", **options)))["communicators"]
+    text = show(program_of(piper.stream("dp", **options)))["communicators"]
     header, *rows = (line for line in text.splitlines()[1:])
     assert re.split(r"  +", header.strip())[3:-1] == list(columns)
     for row in rows:
@@ -112,3 +87,20 @@ def test_options_of_streams_are_columns(
         "reduce.dp$0",
         "reduce.dp$1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("zero", "held"),
+    [
+        (0, "gradient float32"),
+        (1, "value 1/2 over dp, compute float32, gradient float32"),
+        (2, "value 1/2 over dp, compute float32, gradient float32 1/2 over dp"),
+        (3, "value 1/2 over dp, gradient float32 1/2 over dp"),
+    ],
+)
+def test_states_say_what_ranks_share_out(show: Show, zero: int, held: str) -> None:
+    replicate = piper.replicate(axis="dp", zero=zero)
+    program = compiled("1F1B", pp=2, microbatches=2, dp=2, replicate=replicate)
+    buckets = [line for line in show(program)["states"].splitlines() if "$b" in line]
+    assert buckets
+    assert all(line.endswith(held) for line in buckets)

@@ -9,30 +9,15 @@ from pathlib import Path
 import piper
 import pytest
 import torch
+from compiled_mlp import Mlp, sgd, square_loss
 from piper.cli import main
 from piper.simulate import ProgramFacts
 from piper.simulate.predicted import entry_memory
 from piper_runtime import Program
 from piper_runtime.program import seal
-from torch import nn
 
 MICROBATCHES = 4
 PARAMETERS = 2 * (8 * 8 + 8) * 4  # bytes of a stage
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def compile_to(folder: Path, *, pp: int, dp: int) -> Path:
@@ -48,9 +33,7 @@ def compile_to(folder: Path, *, pp: int, dp: int) -> Path:
         ],
     )
     batch = {"x": torch.randn(4 * MICROBATCHES * dp, 8)}
-    piper.compile(Mlp(), lambda model, b: model(b["x"]).square().sum(), strategy, batch).save(
-        folder
-    )
+    piper.compile(Mlp(), square_loss, strategy, batch).save(folder)
     return folder
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import piper
 import pytest
 import torch
+from compiled_mlp import Mlp, sgd, square_loss
 from piper.cli import main
 from piper.emit.names import identifier
 from piper.simulate import Network, Profile, ProgramFacts, ProgramSimulation, link, simulate_program
@@ -21,22 +22,10 @@ from piper_runtime.listing import Listing
 from piper_runtime.program import seal
 from piper_runtime.spans import Span
 from piper_runtime.trace import Recording, write_trace
-from torch import nn
 
 MICROBATCHES, SECOND = 4, 1_000_000_000
 NETWORK = Network(link("loopback"))
 Place = tuple[int, int]
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
 
 
 def compiled(folder: Path, pp: int) -> Path:
@@ -50,14 +39,8 @@ def compiled(folder: Path, pp: int) -> Path:
             piper.update(sgd, clip=1.0),
         ],
     )
-    piper.compile(Mlp(), lambda model, b: model(b["x"]).square().sum(), strategy, batch()).save(
-        folder
-    )
+    piper.compile(Mlp(), square_loss, strategy, batch()).save(folder)
     return folder
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -185,7 +168,7 @@ def test_the_worst_is_named(
     text = run(capsys, "trace", folder, trace, *arguments)
     worst = re.search(
         r"worst: layer\.3\$B of microbatch 2 at pp 1: \S+ms, predicted \S+ms\n"
-        r"  program_pp1\.py:(\d+), from \S*test_trace_cli\.py:\d+, order\n",
+        r"  program_pp1\.py:(\d+), from \S*compiled_mlp\.py:\d+, order\n",
         text,
     )
     assert worst is not None

@@ -1,4 +1,4 @@
-"""Makes the models of the capture tests and the examples importable, and keeps captures fast."""
+"""Makes the models of other folders importable, and keeps captures fast."""
 
 import logging
 import sys
@@ -10,4 +10,5 @@ import torch
 logging.getLogger("torch.__trace").propagate = False
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "test" / "frontend"), str(ROOT / "examples")]
+folders = ("test/frontend", "test/simulate", "examples")
+sys.path[:0] = [str(ROOT / folder) for folder in folders]

@@ -7,41 +7,17 @@ from typing import Any
 
 import piper
 import pytest
-import torch
+from compiled_mlp import compiled, sgd
 from piper.emit.dump import read_programs
 from piper.mlir import ir
-from torch import nn
 
 SPARSE = ("chunk", "mb", "stream", "peer", "bucket", "norm", "onto", "clip", "dtype", "shape")
 """Some of what only some rows have."""
 
 
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
-
-
 @pytest.fixture(scope="module")
 def module() -> Iterator[ir.Module]:
-    strategy = piper.Strategy(
-        mesh={"pp": 2, "dp": 2},
-        directives=[
-            piper.annotate({"layers.*": "layer"}),
-            piper.split(microbatches=2),
-            piper.place(stages=2),
-            piper.replicate(axis="dp"),
-            piper.order("1F1B"),
-            piper.update(lambda parameters: torch.optim.SGD(parameters, lr=0.1), clip=1.0),
-        ],
-    )
-    batch = {"x": torch.randn(8, 4)}
-    program = piper.compile(Layers(), lambda model, b: model(b["x"]).sum(), strategy, batch)
+    program = compiled("1F1B", pp=2, microbatches=2, dp=2, update=piper.update(sgd, clip=1.0))
     with ir.Context():
         yield ir.Module.parse(program.texts["ir/programs.mlir"])
 

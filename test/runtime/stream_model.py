@@ -61,15 +61,15 @@ def shard(batch: Batch, rank: int) -> Batch:
 
 
 @cache
-def compiled() -> Program:
-    """1F1B at pp 2 x dp 2."""
+def compiled(zero: int = 0) -> Program:
+    """1F1B at pp 2 x dp 2, with a stage of ZeRO."""
     strategy = piper.Strategy(
         mesh={"pp": 2, "dp": 2},
         directives=[
             piper.annotate({"embed": "first", "layers.*": "layer", "head": "last"}),
             piper.place(stages=2),
             piper.split(microbatches=MICROBATCHES),
-            piper.replicate(axis="dp"),
+            piper.replicate(axis="dp", zero=zero),
             piper.order("1F1B"),
             piper.update(adamw, clip=0.5),
         ],

@@ -47,7 +47,12 @@ BEHIND = r"rank 1 \(pp 0, dp 1\) is behind: it has been running"
 
 
 def record(
-    rank: int, program: Program | None = None, *, drop: int = NOTHING, entry: str = "train"
+    rank: int,
+    program: Program | None = None,
+    *,
+    drop: int = NOTHING,
+    entry: str = "train",
+    zero: int = 0,
 ) -> Log:
     """What the host of a rank issues in one call."""
     compiled_here = program is None
@@ -56,7 +61,7 @@ def record(
     transport = RecordedTransport(rank, drop=drop)
     with pretended_world(rank, len(RANKS)):
         trainer = Trainer(
-            compiled() if program is None else program,
+            compiled(zero) if program is None else program,
             transport=transport,
             model=model,
             optimizer=adamw if compiled_here else make_adamw,
@@ -82,6 +87,16 @@ def test_whatever_crosses_streams_is_waited_for(rank: int, entry: str) -> None:
     ]
     assert {(COMPUTE, "send$1.0" if rank < 2 else "send$0.1")} <= set(edges) or entry == "eval"
     assert len(edges) > 4
+    assert check_log(log) == []
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("entry", ["train", "eval"])
+def test_gathers_and_parts_are_waited_for(entry: str, zero: int) -> None:
+    """Where ranks share out states, whole values and parts of sums cross streams, too."""
+    log = record(1, entry=entry, zero=zero)
+    streams_of_gathers = {what.stream for what in issued(log) if what.stream.startswith("gather")}
+    assert len(streams_of_gathers) == (0 if entry == "eval" and zero < 3 else 1)
     assert check_log(log) == []
 
 
@@ -230,9 +245,9 @@ def test_check_mode_is_refused() -> None:
 
 
 def launch(
-    folder: Path, *, timeout: float = 60.0, steps: int = STEPS, fault: str = ""
+    folder: Path, *, timeout: float = 60.0, steps: int = STEPS, fault: str = "", zero: int = 0
 ) -> tuple[subprocess.CompletedProcess[str], float]:
-    compiled().save(folder / "program")
+    compiled(zero).save(folder / "program")
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(RANKS))]
     options = [str(folder / "program"), str(folder), str(timeout), str(steps)]
     start = time.monotonic()
@@ -247,10 +262,13 @@ def launch(
     return done, time.monotonic() - start
 
 
-def test_four_ranks_train_as_local_does_bit_for_bit(tmp_path: Path) -> None:
-    done, _ = launch(tmp_path)
+@pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_four_ranks_train_as_local_does_bit_for_bit(tmp_path: Path, zero: int) -> None:
+    done, _ = launch(tmp_path, zero=zero)
     assert done.returncode == 0, done.stderr[-4000:]
-    trainer = Trainer(compiled(), transport=LocalTransport(), model=make_model(), optimizer=adamw)
+    trainer = Trainer(
+        compiled(zero), transport=LocalTransport(), model=make_model(), optimizer=adamw
+    )
     results = [trainer.step(make_batch(step)) for step in range(STEPS)]
     evaluation = trainer.evaluate(make_batch(9))
     for rank in RANKS:

@@ -82,9 +82,8 @@ def test_other_devices_are_refused() -> None:
 # CUDA.
 
 
-def test_cuda_that_is_not_there_is_refused() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="device cuda expected a CUDA device, got none"):
         device_for("cuda")
 

@@ -9,7 +9,7 @@ from typing import Any
 import piper
 import pytest
 import torch
-from compiled_mlp import Mlp, compiled
+from compiled_mlp import compiled, sgd
 from handmade import Rows, chunk, facts
 from piper.simulate import ProgramFacts
 from piper.simulate.communication import Traffic, measure_traffic, measure_volumes, times
@@ -155,19 +155,8 @@ def test_ranks_have_sums_and_count_their_parameters() -> None:
 
 
 def replicated(microbatches: int, dp: int) -> Program:
-    strategy = piper.Strategy(
-        mesh={"pp": 2, "dp": dp},
-        directives=[
-            piper.annotate({"layers.*": "layer"}),
-            piper.split(microbatches=microbatches),
-            piper.place(stages=2),
-            piper.replicate(axis="dp"),
-            piper.order("1F1B"),
-            piper.update(lambda parameters: torch.optim.SGD(parameters, lr=0.1), clip=1.0),
-        ],
-    )
-    batch = {"x": torch.randn(4 * microbatches * dp, 8)}
-    return piper.compile(Mlp(), lambda model, b: model(b["x"]).square().sum(), strategy, batch)
+    update = piper.update(sgd, clip=1.0)
+    return compiled("1F1B", pp=2, microbatches=microbatches, dp=dp, update=update)
 
 
 @pytest.fixture(scope="module")

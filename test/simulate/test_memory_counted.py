@@ -7,7 +7,7 @@ import json
 import piper
 import pytest
 import torch
-from compiled_mlp import Mlp, compiled
+from compiled_mlp import adamw, compiled
 from piper.simulate import ProgramFacts
 from piper.simulate.predicted import entry_memory
 from piper_runtime import Program, Trainer
@@ -29,19 +29,8 @@ def test_predicted_is_counted(order: str, v: bool) -> None:
 
 
 def test_predicted_is_counted_with_copies_and_clipping() -> None:
-    strategy = piper.Strategy(
-        mesh={"pp": 2, "dp": 2},
-        directives=[
-            piper.annotate({"layers.*": "layer"}),
-            piper.split(microbatches=3),
-            piper.place(stages=2),
-            piper.replicate(axis="dp"),
-            piper.order("1F1B"),
-            piper.update(lambda parameters: torch.optim.AdamW(parameters), clip=1.0),
-        ],
-    )
+    program = compiled("1F1B", pp=2, microbatches=3, dp=2, update=piper.update(adamw, clip=1.0))
     batch = {"x": torch.randn(24, 8)}
-    program = piper.compile(Mlp(), lambda model, b: model(b["x"]).mean(), strategy, batch)
     result = Trainer(program).step(batch)
     assert result.memory == result.memory_predicted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from handmade import Rows, chunk, facts, network, run
 from piper.simulate import CycleError, Network, link
+from piper_runtime.manifest import BucketSpec
 
 ONE, TWO, FIVE = chunk("one"), chunk("two", stage=1), chunk("five")
 
@@ -121,6 +122,23 @@ def test_the_host_blocks_at_a_host_wait_alone(issue: float) -> None:
     assert simulation.times[0][0] == (issue, done)
     assert simulation.times[0][4] == (done + 3 * issue, done + 3 * issue + 1)
     assert value == 5
+
+
+@pytest.mark.parametrize("issue", [0, 0.5])
+def test_the_host_reads_what_may_skip_an_update(issue: float) -> None:
+    """What it issues behind waits for that, on whatever stream, and not for the update."""
+    rows = Rows()
+    part = rows.run(ONE.name)
+    [flag] = rows.add("nonfinite", rows.run(FIVE.name), results=1, dtype="i1", shape=[])
+    [gradient] = rows.add("read", results=1, symbol="w$b", slot="grad")
+    rows.add("update", gradient, flag, results=1, bucket="w$b", skip=flag)
+    rows.all_reduce(part, "all", after=[])
+    bucket = BucketSpec("w$b", ("w",), (0,), "float32", 10, "float32")
+    program = facts(rows, chunks=[ONE, FIVE], buckets=[bucket])
+    times = run(program, issue=issue, optimizer=8).times[0]
+    done = times[2][1]
+    assert times[4][0] == done + issue
+    assert times[5][0] == done + 2 * issue
 
 
 def test_steps_overlap_unless_they_end_in_a_barrier() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import piper
 import pytest
 import torch
-from compiled_mlp import Mlp
+from compiled_mlp import adamw, compiled
 from handmade import Rows, chunk, facts, network, run
 from piper.simulate import Link, Network, Profile, ProgramFacts, simulate_program
 from piper.simulate.memory import Memory
@@ -160,24 +160,10 @@ def test_compute_pays_for_the_bytes_that_it_moves() -> None:
 def test_what_is_kept_between_steps_is_what_ranks_hold(zero: int, reduce: Any) -> None:
     """A layer of 56 elements over three ranks: parts of 19, one element of padding."""
 
-    def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=0.1)
-
-    model, batch = Mlp(width=7), {"x": torch.randn(3 * 2 * 4, 7)}
-    strategy = piper.Strategy(
-        mesh={"pp": 2, "dp": 3},
-        directives=[
-            piper.annotate({"layers.*": "layer"}),
-            piper.split(microbatches=2),
-            piper.place(stages=2),
-            piper.replicate(axis="dp", zero=zero, reduce=reduce),
-            piper.order("1F1B"),
-            piper.update(adamw),
-        ],
-    )
-    program = piper.compile(model, lambda m, b: m(b["x"]).square().sum(), strategy, batch)
+    shared = piper.replicate(axis="dp", zero=zero, reduce=reduce)
+    program = compiled("1F1B", pp=2, microbatches=2, dp=3, width=7, replicate=shared)
     trainer = Trainer(program)
-    trainer.step(batch)
+    trainer.step({"x": torch.randn(24, 7)})
     facts = ProgramFacts.read(program)
     prices = Profile("a machine", dict.fromkeys(facts.kernels, 1.0), memory_bandwidth=1.0)
     wire = Network(Link("wire", "", 1.0, 0.0, {}))

@@ -63,13 +63,13 @@ def test_name_must_be_that_of_an_axis(name: str) -> None:
     with pytest.raises(
         ValueError,
         match=r"test_strategy_stream\.py:\d+:\d+: stream name must be that of a mesh axis "
-        rf"\(pp, dp\), got '{re.escape(name)}'",
+        rf"\(pp, dp\), perhaps with \.gather behind it, got '{re.escape(name)}'",
     ):
         strategy(stream(name, priority=1))
 
 
 def test_name_on_a_mesh_without_axes() -> None:
-    with pytest.raises(ValueError, match=r"a mesh axis \(there is none\), got 'dp'"):
+    with pytest.raises(ValueError, match=r"a mesh axis \(there is none\), .*got 'dp'"):
         Strategy(mesh={}, directives=[stream("dp", priority=1)])
 
 
@@ -84,3 +84,10 @@ def test_two_must_agree() -> None:
         ValueError, match=r"stream sets the sms of 'dp' to 9, but .*:\d+ sets it to 8"
     ):
         strategy(stream("dp", sms=8), stream("dp", sms=9))
+
+
+def test_gathers_have_a_stream_of_their_own() -> None:
+    made = strategy(stream("dp.gather", priority=1))
+    assert "piper.do.stream @dp.gather priority = 1" in made.ir()
+    with pytest.raises(ValueError, match=r"perhaps with \.gather behind it, got 'tp\.gather'"):
+        strategy(stream("tp.gather", priority=1))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from piper_runtime import Program
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
+from piper_runtime.mesh import Mesh
 
 from piper.cli.evidence import comm_report, memory_report
 from piper.cli.facts import Facts
@@ -267,7 +268,8 @@ def _states(manifest: Manifest, facts: Facts) -> Iterator[str]:
         total = f"{count(sum(bucket.numel for bucket in held))} elements"
         rows.append((facts.place(coordinate), total, plural(len(held), "bucket")))
         for bucket in held:
-            rows.append((f"  {bucket.name}", _tensor([bucket.numel], bucket.dtype), _grad(bucket)))
+            held_as = _held_as(bucket, manifest.mesh)
+            rows.append((f"  {bucket.name}", _tensor([bucket.numel], bucket.dtype), held_as))
             rows += [_state(specs[name], "    ") for name in bucket.members]
     used = {name for bucket in manifest.buckets for name in bucket.members}
     loose = [state for state in manifest.states if state.name not in used]
@@ -277,8 +279,15 @@ def _states(manifest: Manifest, facts: Facts) -> Iterator[str]:
     yield from table(rows)
 
 
-def _grad(bucket: BucketSpec) -> str:
-    return "no gradient" if bucket.grad_dtype is None else f"gradient {bucket.grad_dtype}"
+def _held_as(bucket: BucketSpec, mesh: Mesh) -> str:
+    """What ranks keep of a bucket besides its whole value, and which parts they share out."""
+    part = f" 1/{bucket.shards(mesh)} over {' x '.join(bucket.shard_axes)}"
+    parts = [f"value{part}"] if bucket.shard_axes else []
+    if bucket.compute_dtype is not None:
+        parts.append(f"compute {bucket.compute_dtype}{part if bucket.compute_sharded else ''}")
+    if bucket.grad_dtype is None:
+        return ", ".join([*parts, "no gradient"])
+    return ", ".join([*parts, f"gradient {bucket.grad_dtype}{part if bucket.grad_sharded else ''}"])
 
 
 def _state(state: StateSpec, indent: str) -> Sequence[str]:

@@ -120,7 +120,13 @@ class Translation:
         counts: Counter[Key] = Counter()
         blocked: int | None = None
         for index, row in enumerate(self.rows[at]):
-            host = self._issued(at, index) if self._issue else blocked
+            if "skip" in row:  # the host reads it before it goes on
+                blocked = nodes[self.values[at].maker[row["skip"]]]
+            host = blocked
+            if self._issue:
+                host = self._issued(at, index)
+                if blocked is not None:
+                    self.graph.wait(host, on=blocked)
             if row["op"] in MESSAGES or row["op"] in COLLECTIVES:
                 node = self._meet(at, index, row, counts)
                 self._enqueue(node, at, row["stream"])

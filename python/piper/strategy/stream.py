@@ -11,11 +11,12 @@ from piper.strategy.mesh import Mesh
 
 @dataclass(frozen=True, repr=False)
 class Stream(Directive):
-    """What a transport is asked to give to the stream `name`, that of a mesh axis.
+    """What a transport is asked to give to the stream `name`: a mesh axis, or `AXIS.gather`.
 
     Transfers between coordinates run on the stream of the unrolled axis (pp), sums over ranks on
-    that of the first axis summed over (dp; pp where there is no other). A stream has a queue of its
-    own on each communicator.
+    that of the first axis summed over (dp; pp where there is no other), gathers of sharded states
+    on that of the first axis that shards them and `.gather` (dp.gather). A stream has a queue of
+    its own on each communicator.
 
     Of two streams that can go on, that of higher `priority` goes first. `sms` are the streaming
     multiprocessors that one operation on one communicator holds, at most, until it is done; with
@@ -50,9 +51,12 @@ class Stream(Directive):
 
     def check_mesh(self, mesh: Mesh) -> None:
         """See `Directive`; whether anything runs on the stream is known once it is compiled."""
-        if self.name not in mesh.names:
+        if self.name.removesuffix(".gather") not in mesh.names:
             known = ", ".join(mesh.names) or "there is none"
-            raise self.error(f"name must be that of a mesh axis ({known}), got {self.name!r}")
+            raise self.error(
+                f"name must be that of a mesh axis ({known}), perhaps with .gather behind it, "
+                f"got {self.name!r}"
+            )
 
     def _options(self) -> dict[str, int]:
         options = {"priority": self.priority, "sms": self.sms}
