@@ -40,7 +40,8 @@ def core(size: int = 1536, copied: int = 1 << 28) -> dict[str, Any]:
         seconds = min(_time(partial(torch.mm, matrix, matrix)) for _ in range(RUNS))
         flops[dtype] = _figure(2 * size**3 / seconds, "product")
     source = torch.ones(copied // 4)
-    seconds = min(_time(partial(torch.empty_like(source).copy_, source)) for _ in range(RUNS))
+    target = source.clone()  # its pages are there before the first copy that counts
+    seconds = min(_time(partial(target.copy_, source)) for _ in range(RUNS))
     cores, num_bytes = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "flops": flops,

@@ -1,4 +1,4 @@
-"""The model that docs/architecture.md follows through all levels, and what Piper makes of it.
+"""The model that docs/architecture.md and programs.md follow through all levels, and what Piper makes of it.
 
     python docs/walkthrough.py DIR       # write the IR of every phase, and the programs, to DIR
     python docs/walkthrough.py --pages   # cut the excerpts of the pages in docs/ anew
@@ -25,7 +25,7 @@ from piper.mlir.passmanager import PassManager
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "docs" / "architecture.md", ROOT / "docs" / "dialect.md")
+PAGES = tuple(ROOT / "docs" / f"{page}.md" for page in ("architecture", "programs", "dialect"))
 
 
 class Layer(nn.Module):
