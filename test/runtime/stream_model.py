@@ -9,39 +9,25 @@ from functools import cache
 
 import piper
 import torch
-import torch.nn.functional as F  # noqa: N812
 from piper_runtime import Program
-from torch import Tensor, nn
+from shared_model import LENGTH, ROWS, VOCABULARY, WIDTH, Batch, token_loss
+from shared_model import Model as TiedModel
+from torch import nn
 
-VOCABULARY, WIDTH, LENGTH, ROWS, MICROBATCHES = 24, 12, 5, 16, 4
-
-Batch = dict[str, Tensor]
+MICROBATCHES = 4
 
 
-class Model(nn.Module):
-    """An embedding, layers and a head."""
+class Model(TiedModel):
+    """The same with a head of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x: Tensor = self.embed(ids)
-        for layer in self.layers:
-            x = x + F.gelu(layer(x))
-        logits: Tensor = self.head(x)
-        return logits
 
 
 def make_model() -> Model:
     torch.manual_seed(0)
     return Model()
-
-
-def token_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["labels"].flatten())
 
 
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -40,7 +40,8 @@ Print what the program in a directory does:
   flagged         if there are any: instructions at which the host waits for
                   the device (host_sync), or whose sizes depend on data
                   (dynamic_shape)
-  states          buckets and the states in them, by coordinate
+  states          buckets and the states in them, by coordinate; what data ranks
+                  share out of them
   communicators   which ranks talk, how many messages and collectives; the
                   priority and SMs of their streams, if any has them
 
