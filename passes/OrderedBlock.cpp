@@ -52,11 +52,20 @@ public:
         });
     }
     settle(builder, [](const Pending &) { return true; });
-    old->clear();
+    eraseOps();
     old->erase();
   }
 
 private:
+  /// Users before makers, so that nothing has uses when it goes.
+  void eraseOps() {
+    for (size_t number = graph.size(); number-- > 0;) {
+      if (number >= OpGraph::ahead)
+        graph.prefetch(number - OpGraph::ahead);
+      graph.ops[number]->erase();
+    }
+  }
+
   Operation *copy(unsigned number) {
     Operation *op = graph.ops[number];
     SmallVector<Value> operands;
@@ -106,16 +115,25 @@ private:
   /// Adds what an op contributes to a sum.
   void accumulate(OpBuilder &builder, unsigned op, unsigned number) {
     auto sum = cast<SumOp>(graph.ops[number]);
-    for (auto [input, maker] :
-         llvm::zip(sum.getInputs(), graph.operands(number))) {
-      if (maker != op)
-        continue;
+    for (unsigned index : findInputs(graph.ops[op], sum)) {
+      Value input = sum.getInputs()[index];
       Value onto = made[number] ? made[number]->getResult(0) : Value();
       made[number] = AccumulateOp::create(
           builder, input.getLoc(), sum.getResult().getType(),
-          sum.getBucketAttr(), getNew(input, maker), onto, sum.getAtAttr(),
+          sum.getBucketAttr(), getNew(input, op), onto, sum.getAtAttr(),
           ValueRange());
     }
+  }
+
+  /// The inputs of a sum that an op makes. A sum has an input per microbatch,
+  /// so they are looked for among the uses of the op.
+  static SmallVector<unsigned> findInputs(Operation *op, SumOp sum) {
+    SmallVector<unsigned> indices;
+    for (OpOperand &use : op->getUses())
+      if (use.getOwner() == sum)
+        indices.push_back(use.getOperandNumber());
+    llvm::sort(indices);
+    return indices;
   }
 
   ClusterOp cluster;

@@ -19,12 +19,20 @@ using namespace mlir;
 
 namespace piper {
 
+namespace {
+
+void addQueues(ProgramOp program, Queues &queues) {
+  for (Operation &op : program.getBlock())
+    if (Attribute comm = getCommunicator(&op))
+      queues[comm][program.getAt()].push_back(&op);
+}
+
+} // namespace
+
 Queues collectQueues(ArrayRef<ProgramOp> programs) {
   Queues queues;
   for (ProgramOp program : programs)
-    for (Operation &op : program.getBlock())
-      if (Attribute comm = getCommunicator(&op))
-        queues[comm][program.getAt()].push_back(&op);
+    addQueues(program, queues);
   return queues;
 }
 
@@ -202,11 +210,14 @@ LogicalResult verifyMessages(ArrayRef<ProgramOp> programs,
                              SymbolTable &symbols) {
   if (failed(verifyCoordinates(programs)))
     return failure();
-  for (ProgramOp program : programs)
+  Queues all;
+  for (ProgramOp program : programs) {
     for (Operation &op : program.getBlock())
       if (failed(verifyForm(&op)))
         return failure();
-  for (auto &[name, queues] : collectQueues(programs)) {
+    addQueues(program, all);
+  }
+  for (auto &[name, queues] : all) {
     Operation *any = queues.begin()->second.front();
     auto comm =
         symbols.lookup<CommOp>(cast<FlatSymbolRefAttr>(name).getValue());

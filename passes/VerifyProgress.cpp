@@ -63,7 +63,7 @@ public:
       : singleQueue(singleQueue) {
     for (ProgramOp program : programs)
       addProgram(program);
-    mergeEnds(programs);
+    mergeEnds();
   }
 
   /// Waits that form a cycle, each for the next; empty if all can finish.
@@ -117,6 +117,8 @@ private:
       if (auto update = dyn_cast<UpdateOp>(op); update && update.getSkip())
         lastHostWait = id; // the host reads what it says
       Attribute stream = getCommunicator(&op);
+      if (stream)
+        queues[stream][program.getAt()].push_back(id);
       bool shares = singleQueue && stream;
       if (shares)
         stream = UnitAttr::get(op.getContext());
@@ -129,22 +131,19 @@ private:
   }
 
   /// Gives the same node to the ends of what has one number on a communicator.
-  void mergeEnds(ArrayRef<ProgramOp> programs) {
+  void mergeEnds() {
     constexpr unsigned unset = ~0u;
-    llvm::DenseMap<Operation *, Operation *> firstEnd;
-    for (auto &entry : collectQueues(programs)) {
-      const std::vector<Operation *> &first = entry.second.begin()->second;
-      for (auto &[at, queue] : entry.second)
-        for (auto [end, other] : llvm::zip(first, queue))
+    std::vector<unsigned> firstEnd(ops.size(), unset);
+    for (auto &[comm, ends] : queues)
+      for (auto &[at, queue] : ends)
+        for (auto [end, other] : llvm::zip(ends.begin()->second, queue))
           firstEnd[other] = end;
-    }
-    llvm::DenseMap<Operation *, unsigned> nodes;
     nodeOf.assign(ops.size(), unset);
-    for (auto [id, op] : llvm::enumerate(ops)) {
-      Operation *end = firstEnd.lookup(op);
-      unsigned next = numNodes;
-      nodeOf[id] = end ? nodes.try_emplace(end, next).first->second : next;
-      numNodes += nodeOf[id] == next;
+    for (size_t id = 0; id < ops.size(); ++id) {
+      size_t end = firstEnd[id] == unset ? id : firstEnd[id];
+      if (nodeOf[end] == unset)
+        nodeOf[end] = numNodes++;
+      nodeOf[id] = nodeOf[end];
     }
   }
 
@@ -199,6 +198,8 @@ private:
   std::vector<Operation *> ops;  // of all programs
   std::vector<unsigned> numbers; // of ops in their programs
   std::vector<Wait> waits;
+  /// The instructions of each communicator, by coordinate, in issue order.
+  llvm::MapVector<Attribute, std::map<int64_t, std::vector<unsigned>>> queues;
   std::vector<unsigned> nodeOf; // by instruction
   size_t numNodes = 0;
 };

@@ -130,7 +130,7 @@ SmallVector<int64_t> getCoordinates(Operation *op) {
 // Programs
 //===----------------------------------------------------------------------===//
 
-/// Follows one program while the cluster is walked.
+/// Follows one program along the ops of its coordinate.
 class Follower {
 public:
   Follower(ProgramOp program, SymbolTable &symbols)
@@ -140,7 +140,35 @@ public:
         find(findLane(&op, symbols)).instructions.push_back(&op);
   }
 
-  /// Takes the instruction that stands for an op.
+  /// Takes the instructions that stand for the ops of this coordinate.
+  LogicalResult run(ArrayRef<Operation *> ops) {
+    for (Operation *op : ops)
+      if (failed(take(op)))
+        return failure();
+    return finish();
+  }
+
+private:
+  struct Progress {
+    std::vector<Operation *> instructions;
+    size_t next = 0;
+  };
+
+  Progress &find(const Lane &lane) {
+    return lane == getComputeLane() ? compute : lanes[lane];
+  }
+
+  static Lane findLane(Operation *op, SymbolTable &symbols) {
+    if (auto send = dyn_cast<SendOp>(op))
+      return getLane(Send, send.getPeer());
+    if (auto recv = dyn_cast<RecvOp>(op))
+      return getLane(Recv, recv.getPeer());
+    if (!isa<CollectiveOpInterface>(op))
+      return getComputeLane();
+    auto comm = symbols.lookup<CommOp>(getCommunicator(op).getValue());
+    return getLane(comm.getAxesAttr(), comm.getCoordinatesAttr());
+  }
+
   LogicalResult take(Operation *op) {
     Part part = {op, at};
     Progress &lane = find(part.findLane());
@@ -163,27 +191,6 @@ public:
       if (lane.next < lane.instructions.size())
         return reportExtra(lane);
     return success();
-  }
-
-private:
-  struct Progress {
-    std::vector<Operation *> instructions;
-    size_t next = 0;
-  };
-
-  Progress &find(const Lane &lane) {
-    return lane == getComputeLane() ? compute : lanes[lane];
-  }
-
-  static Lane findLane(Operation *op, SymbolTable &symbols) {
-    if (auto send = dyn_cast<SendOp>(op))
-      return getLane(Send, send.getPeer());
-    if (auto recv = dyn_cast<RecvOp>(op))
-      return getLane(Recv, recv.getPeer());
-    if (!isa<CollectiveOpInterface>(op))
-      return getComputeLane();
-    auto comm = symbols.lookup<CommOp>(getCommunicator(op).getValue());
-    return getLane(comm.getAxesAttr(), comm.getCoordinatesAttr());
   }
 
   LogicalResult checkOperands(const Part &part, Operation *instruction) {
@@ -281,18 +288,13 @@ LogicalResult verifyProjection(ClusterOp cluster, ArrayRef<ProgramOp> programs,
   if (cluster.getPhase() < Phase::Ordered)
     return emitContainerError(cluster) << "expected phase ordered or lowered, "
                                           "since there are programs of it";
-  std::vector<Follower> followers;
-  std::map<int64_t, size_t> byCoordinate;
-  for (ProgramOp program : programs) {
-    byCoordinate[program.getAt()] = followers.size();
-    followers.emplace_back(program, symbols);
-  }
+  // One program at a time, so that what it maps stays small.
+  std::map<int64_t, std::vector<Operation *>> parts; // by coordinate
   for (Operation &op : cluster.getBlock())
     for (int64_t at : getCoordinates(&op))
-      if (failed(followers[byCoordinate[at]].take(&op)))
-        return failure();
-  for (Follower &follower : followers)
-    if (failed(follower.finish()))
+      parts[at].push_back(&op);
+  for (ProgramOp program : programs)
+    if (failed(Follower(program, symbols).run(parts[program.getAt()])))
       return failure();
   return success();
 }
