@@ -219,6 +219,7 @@ Attribute FactsAttr::parse(AsmParser &parser, Type) {
   Effect effect = Effect::Pure;
   int64_t flops = 0, mask = 0;
   bool strided = false, heavy = false, masked = false;
+  StringAttr rule;
   if (parser.parseLess() || parseEnum<Effect>(parser, effect, symbolizeEffect))
     return {};
   while (succeeded(parser.parseOptionalComma())) {
@@ -230,6 +231,9 @@ Attribute FactsAttr::parse(AsmParser &parser, Type) {
       masked = true;
       if (parser.parseEqual() || parser.parseInteger(mask))
         return {};
+    } else if (succeeded(parser.parseOptionalKeyword("rule"))) {
+      if (parser.parseEqual() || parser.parseAttribute(rule))
+        return {};
     } else if (parser.parseKeyword("flops") || parser.parseEqual() ||
                parser.parseInteger(flops)) {
       return {};
@@ -238,7 +242,7 @@ Attribute FactsAttr::parse(AsmParser &parser, Type) {
   if (parser.parseGreater())
     return {};
   return FactsAttr::get(parser.getContext(), effect, flops, strided, heavy,
-                        masked ? std::optional(mask) : std::nullopt);
+                        masked ? std::optional(mask) : std::nullopt, rule);
 }
 
 void FactsAttr::print(AsmPrinter &printer) const {
@@ -251,6 +255,8 @@ void FactsAttr::print(AsmPrinter &printer) const {
     printer << ", heavy";
   if (getMask())
     printer << ", mask = " << *getMask();
+  if (getRule())
+    printer << ", rule = " << getRule();
   printer << '>';
 }
 

@@ -91,11 +91,18 @@ def Piper_FactsAttr : Piper_Attr<"Facts", "facts"> {
     its argument 7 is a list of flags, and only results whose flag is set are
     computed.
 
-    Example: `#piper.facts<pure, flops = 4096, heavy>`, `#piper.facts<view>`
+    `rule` names the dims of operands and results: dims of one name are one factor
+    of the op and have one size. `1` is a dim of one element that broadcasts, and
+    an integer argument listed behind `;` is the size of a factor.
+
+    Example: `#piper.facts<pure, flops = 4096, heavy>`, `#piper.facts<view>`,
+    `#piper.facts<pure, flops = 64, rule = "m i, e o i, r e -> m o">`,
+    `#piper.facts<pure, rule = "t k -> n, r e; 2 = r">`
   }];
   let parameters = (ins EnumParameter<Piper_Effect>:$effect, "int64_t":$flops,
                         "bool":$strided, "bool":$heavy,
-                        "std::optional<int64_t>":$mask);
+                        "std::optional<int64_t>":$mask,
+                        OptionalParameter<"::mlir::StringAttr">:$rule);
   let hasCustomAssemblyFormat = 1;
 }
 

@@ -44,6 +44,7 @@ static bool parseWord(StringRef word, SmallVectorImpl<Cell> &cells) {
     std::optional<Cell> cell = parseCell(part);
     if (!cell)
       return false;
+    cell->isPaired = part.begin() == parts[0].begin() && parts.size() == 2;
     cells.push_back(*cell);
   }
   return true;

@@ -17,6 +17,7 @@ struct Cell {
   int64_t stage;
   Pass pass;
   int64_t microbatch;
+  bool isPaired = false; // may overlap with the cell behind it
 
   std::string str() const;
   bool operator==(const Cell &other) const {

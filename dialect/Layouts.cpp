@@ -27,6 +27,18 @@ RankedTensorType piper::withLayout(Type type, LayoutAttr layout) {
                                layout);
 }
 
+RankedTensorType piper::withKinds(Type type, LayoutAttr kinds) {
+  LayoutAttr old = getLayout(type);
+  bool isBound = old && old.getBound();
+  if (!kinds && !isBound)
+    return withLayout(type, LayoutAttr());
+  return withLayout(
+      type, LayoutAttr::get(type.getContext(),
+                            kinds ? kinds.getAxes() : ArrayRef<AxisKindAttr>(),
+                            isBound ? old.getBound() : 0,
+                            isBound ? old.getExpect() : 0));
+}
+
 RankedTensorType piper::kernelView(Type type, Type like) {
   LayoutAttr layout = getLayout(type), kept = getLayout(like);
   if (!layout || !kept)
@@ -91,7 +103,11 @@ int64_t piper::getNumBytes(Type type) {
     parts = 2;
   }
   int64_t bits = std::max(8u, element.getIntOrFloatBitWidth());
-  return numElements(tensor.getShape()) * parts * bits / 8;
+  SmallVector<int64_t> shape(tensor.getShape());
+  for (int64_t &size : shape)
+    if (ShapedType::isDynamic(size))
+      size = getLayout(type).getExpect();
+  return numElements(shape) * parts * bits / 8;
 }
 
 LayoutAttr piper::mixKinds(ValueRange operands, LayoutAttr replicated) {

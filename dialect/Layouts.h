@@ -21,6 +21,9 @@ Kind getKind(mlir::Type type, llvm::StringRef axis);
 /// The same shape and dtype with another layout, or with none if it is null.
 mlir::RankedTensorType withLayout(mlir::Type type, LayoutAttr layout);
 
+/// The same shape, dtype and bounds with the kinds of another layout.
+mlir::RankedTensorType withKinds(mlir::Type type, LayoutAttr kinds);
+
 /// The type that a kernel sees: without kinds on axes that `like` does not
 /// name, and without bounds.
 mlir::RankedTensorType kernelView(mlir::Type type, mlir::Type like);
@@ -41,7 +44,8 @@ llvm::SmallVector<int64_t> localShape(StateOp state, MeshOp mesh);
 /// Number of elements of a static shape.
 int64_t numElements(llvm::ArrayRef<int64_t> shape);
 
-/// Bytes of a tensor whose shape is static; less than a byte counts as one.
+/// Bytes of a tensor, with as many rows as its layout lets expect where their
+/// number is not known; less than a byte counts as one.
 int64_t getNumBytes(mlir::Type type);
 
 /// What a launch makes of its operands: on each axis of `replicated` replicated

@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "dialect/Rules.h"
 #include "dialect/Symbols.h"
 
 using namespace mlir;
@@ -284,8 +285,36 @@ static LogicalResult verifyMask(TorchOp op) {
   return success();
 }
 
+/// Checks that a rule names every dim of the operands and results.
+static LogicalResult verifyRule(TorchOp op) {
+  StringAttr text = op.getFacts().getRule();
+  if (!text)
+    return success();
+  std::optional<Rule> rule = parseRule(text);
+  auto names = [](ArrayRef<Rule::Dims> dims, ValueRange values) {
+    return dims.size() == values.size() &&
+           llvm::all_of(llvm::zip(dims, values), [](auto pair) {
+             auto [names, value] = pair;
+             return int64_t(names.size()) ==
+                    cast<RankedTensorType>(value.getType()).getRank();
+           });
+  };
+  if (!rule || !names(rule->operands, op.getInputs()) ||
+      !names(getResultDims(op, *rule), op.getResults()))
+    return op.emitOpError("expected a rule that names each dim of operands "
+                          "and results, got ")
+           << text;
+  for (auto [position, name] : rule->sizes)
+    if (position < 0 || position >= int64_t(op.getArgs().size()) ||
+        !isa<IntegerAttr>(op.getArgs()[position]))
+      return op.emitOpError("expected argument ")
+             << position << " to be an integer, as its rule " << text
+             << " says";
+  return success();
+}
+
 LogicalResult TorchOp::verify() {
-  if (failed(verifyMask(*this)))
+  if (failed(verifyMask(*this)) || failed(verifyRule(*this)))
     return failure();
   SmallVector<ArgAttr> places;
   listPlaces(getArgs(), places);

@@ -89,6 +89,13 @@ LogicalResult DoReplicateOp::verify() {
   return verifySharding(*this);
 }
 
+LogicalResult DoShardOp::verify() {
+  if (getCapacity() && getCapacity()->convertToDouble() <= 0)
+    return emitOpError("expected a positive capacity, got ")
+           << getCapacityAttr();
+  return success();
+}
+
 LogicalResult DoRematOp::verify() {
   StringRef policy = getPolicy();
   if (policy != "min_cut" && policy != "full" && policy != "save")

@@ -127,6 +127,31 @@ def Piper_DoReplicateOp : Piper_DirectiveOp<"replicate"> {
   let hasVerifier = 1;
 }
 
+def Piper_DoShardOp : Piper_DirectiveOp<"shard"> {
+  let summary = "let ranks along an axis hold parts of states";
+  let description = [{
+    Every rank along `axis` holds an equal part of dim `dim` of the states: of
+    experts, its own. What an op makes of a part is a part; rows that belong to
+    the experts of other ranks are exchanged. A rank may receive the rows of all
+    ranks, or, with `capacity`, that many times the rows that it sends; more are an
+    error of the run.
+
+    **Constraints**
+    - the axis is a manual axis of the mesh, whose size divides the dim
+    - the capacity is positive
+
+    ```mlir
+    piper.do.shard <state = "*.experts.*"> axis = "ep" dim = 0 capacity = 1.25
+    ```
+  }];
+  let arguments = (ins Piper_SelectAttr:$select, StrAttr:$axis, Piper_Index:$dim,
+                       OptionalAttr<F64Attr>:$capacity);
+  let assemblyFormat = [{
+    $select `axis` `=` $axis `dim` `=` $dim (`capacity` `=` $capacity^)? attr-dict
+  }];
+  let hasVerifier = 1;
+}
+
 def Piper_DoRematOp : Piper_DirectiveOp<"remat"> {
   let summary = "compute values of the forward pass again instead of keeping them";
   let description = [{
@@ -163,17 +188,21 @@ def Piper_DoOrderOp : Piper_DirectiveOp<"order"> {
 }
 
 def Piper_DoOverlapOp : Piper_DirectiveOp<"overlap"> {
-  let summary = "interleave the pieces of two chunks across streams";
+  let summary = "interleave the pieces of two chunks that may overlap";
   let description = [{
-    Each lane lists, for one stream, the pieces of the forward and the backward
-    chunk of an overlapped pair in issue order.
+    Where a schedule lets a forward and a backward cell overlap, the selected
+    chunks of the forward cell are paired with those of the backward cell, last
+    first, and their pieces are issued in the order of the template. It names each
+    piece of both once: `F`, `F1` and so on for what computes, `F.dispatch` and so
+    on for what ranks exchange behind it. What is issued on one stream runs in that
+    order, so the template says the order on every stream.
 
     ```mlir
-    piper.do.overlap <tag = "layer"> lanes = {compute = "B.join F.router", ep = "B.combine F.counts"}
+    piper.do.overlap <tag = "moe"> order = ["B", "B.dispatch", "F", "F.counts", "B1", "F.dispatch", "B.collect", "F1", "F.collect", "B2", "F2"]
     ```
   }];
-  let arguments = (ins Piper_SelectAttr:$select, DictionaryAttr:$lanes);
-  let assemblyFormat = "$select `lanes` `=` $lanes attr-dict";
+  let arguments = (ins Piper_SelectAttr:$select, StrArrayAttr:$order);
+  let assemblyFormat = "$select `order` `=` $order attr-dict";
 }
 
 def Piper_DoUpdateOp : Piper_DirectiveOp<"update"> {

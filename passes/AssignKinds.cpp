@@ -5,8 +5,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-// Inputs differ along the data axes and states do not; a launch mixes what it
-// is given. A rank's loss and count are its share of the total, hence partial.
+// Inputs differ along the data axes and states do not, unless ranks share them
+// out; a launch mixes what it is given. A rank's loss and count are its share
+// of the total, hence partial.
 
 #include "passes/Passes.h"
 
@@ -23,7 +24,7 @@ namespace piper {
 namespace {
 
 void setKinds(Value value, LayoutAttr layout) {
-  value.setType(withLayout(value.getType(), layout));
+  value.setType(withKinds(value.getType(), layout));
 }
 
 /// Assigns kinds within one step and the chunks that it runs.
@@ -43,6 +44,9 @@ public:
         setKinds(tangent.getResult(), replicated);
       else if (auto run = dyn_cast<RunOp>(op))
         assignRun(run);
+      else if (auto exchange = dyn_cast<AllToAllOp>(op))
+        setKinds(exchange.getResults().front(),
+                 getLayout(exchange.getInputs().front().getType()));
     }
   }
 
@@ -55,6 +59,12 @@ private:
     return layout;
   }
 
+  /// What ranks hold of a state.
+  LayoutAttr getHeld(ReadOp read) {
+    LayoutAttr own = symbols.lookup<StateOp>(read.getSymbol()).getLayoutAttr();
+    return own ? own : replicated;
+  }
+
   void assignRun(RunOp run) {
     auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
     Block &block = chunk.getBody().front();
@@ -63,7 +73,7 @@ private:
       argument.setType(operand.getType());
     for (Operation &op : block) {
       if (auto read = dyn_cast<ReadOp>(op))
-        setKinds(read.getResult(), replicated);
+        setKinds(read.getResult(), getHeld(read));
       else if (auto launch = dyn_cast<LaunchOp>(op))
         for (Value result : launch.getResults())
           setKinds(result, mixKinds(launch.getInputs(), replicated));

@@ -17,6 +17,15 @@ using namespace mlir;
 
 namespace piper {
 
+bool isExchange(Operation *op) { return isa<AllToAllOp, HostWaitOp>(op); }
+
+RunOp findRun(Value value) {
+  Operation *op = value.getDefiningOp();
+  while (isa_and_nonnull<CollectiveOpInterface, ConvertOp, HostWaitOp>(op))
+    op = op->getOperand(0).getDefiningOp();
+  return dyn_cast_or_null<RunOp>(op);
+}
+
 Value getRoot(Value value) {
   while (auto view = value.getDefiningOp<TorchOp>()) {
     if (!view.isView() || view.getInputs().empty())
@@ -32,8 +41,8 @@ Value copyValue(Value value, OpBuilder &builder) {
       context, StringAttr::get(context, "torch.contiguous_format"));
   auto kwargs = builder.getDictionaryAttr(
       builder.getNamedAttr("memory_format", contiguous));
-  auto facts =
-      FactsAttr::get(context, Effect::Pure, 0, false, false, std::nullopt);
+  auto facts = FactsAttr::get(context, Effect::Pure, 0, false, false,
+                              std::nullopt, StringAttr());
   auto op = TorchOp::create(builder, value.getLoc(), TypeRange(value.getType()),
                             ValueRange(value),
                             builder.getStringAttr("aten.clone.default"),

@@ -15,6 +15,14 @@
 
 namespace piper {
 
+/// Whether an op exchanges values between ranks within a chunk, or waits for
+/// their sizes: in a step it stands between the runs of the chunk's pieces.
+bool isExchange(mlir::Operation *op);
+
+/// The run that made a value, perhaps before ranks exchanged or converted it;
+/// or null.
+RunOp findRun(mlir::Value value);
+
 /// The value that a chain of views looks at: an input, a read, a tangent or the
 /// result of an op that is no view.
 mlir::Value getRoot(mlir::Value value);
@@ -40,11 +48,13 @@ private:
 struct Outlined {
   std::string name; // of the chunk, such as "layer.0"
   Pass pass;
+  size_t piece; // of the chunk, if it is cut where ranks exchange values
   llvm::SmallVector<mlir::Operation *> ops; // torch and grad ops, in order
 
   llvm::SmallVector<mlir::Value> operands; // of the chunk: roots made elsewhere
   llvm::SmallVector<mlir::Value> results;  // of the chunk: roots used elsewhere
   ChunkOp chunk;
+  mlir::Operation *exchange = nullptr; // which is no chunk
 };
 
 /// Builds the kernel and the chunk of `outlined`. `results` must be set;

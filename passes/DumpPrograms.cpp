@@ -9,6 +9,8 @@
 
 #include "passes/DumpPrograms.h"
 
+#include "dialect/Layouts.h"
+
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/TypeSwitch.h"
 #include "llvm/Support/JSON.h"
@@ -241,17 +243,26 @@ private:
     for (auto [name, value] : getOptionalOperands(op))
       if (value)
         add(name, numbers.lookup(value));
-    if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp, NonfiniteOp>(op)) {
-      auto type = cast<RankedTensorType>(op.getResult(0).getType());
-      std::string dtype;
-      llvm::raw_string_ostream(dtype) << type.getElementType();
-      add("dtype", dtype);
-      add("shape", llvm::json::Array(type.getShape()));
-    }
+    if (isa<RecvOp, TangentOp, SumsqOp, ConvertOp, NonfiniteOp, AllToAllOp>(op))
+      collectType(cast<RankedTensorType>(op.getResult(0).getType()), add);
     if (syncs.contains(op))
       add("host_sync", true);
     if (hasDynamicShape(op))
       add("dynamic_shape", true);
+  }
+
+  /// Of a dim whose size is known at run time also how large it may be.
+  static void
+  collectType(RankedTensorType type,
+              llvm::function_ref<void(StringRef, llvm::json::Value)> add) {
+    std::string dtype;
+    llvm::raw_string_ostream(dtype) << type.getElementType();
+    add("dtype", dtype);
+    add("shape", llvm::json::Array(type.getShape()));
+    if (LayoutAttr layout = getLayout(type); layout && layout.getBound()) {
+      add("bound", layout.getBound());
+      add("expect", layout.getExpect());
+    }
   }
 
   ProgramOp program;

@@ -139,7 +139,8 @@ private:
     Type dtype = first.getTensorType().getElementType();
     Type master = update && update.getMaster() ? update.getMaster() : dtype;
     Type wide = fact && fact.getDtype() ? fact.getDtype() : dtype;
-    SlotTypes slots = getSlotTypes(fact, mesh, elements, {dtype, master, wide});
+    SlotTypes slots = getSlotTypes(fact, mesh, getHeldLayout(first, mesh),
+                                   elements, {dtype, master, wide});
     bool isTrained = !users[first].writers.empty();
     auto orNone = [](Type type) {
       return type ? TypeAttr::get(type) : TypeAttr();
@@ -188,7 +189,7 @@ private:
       auto dtype = cast<RankedTensorType>(members.front().getType());
       auto type = RankedTensorType::get(getWholeType(bucket, mesh).getShape(),
                                         dtype.getElementType(),
-                                        mesh.getManualLayout(Kind::Partial));
+                                        getContributionLayout(bucket));
       results.push_back(PackOp::create(
           builder, members.front().getLoc(), type,
           FlatSymbolRefAttr::get(bucket.getSymNameAttr()), members));
@@ -197,6 +198,18 @@ private:
     returned.getValuesMutable().assign(results);
     chunk.setFunctionType(builder.getFunctionType(
         block.getArgumentTypes(), ValueRange(results).getTypes()));
+  }
+
+  /// A contribution is a share of the sum where ranks hold the same states, and
+  /// the whole of it where they hold their own.
+  LayoutAttr getContributionLayout(BucketOp bucket) {
+    auto member = cast<FlatSymbolRefAttr>(bucket.getMembers()[0]);
+    auto state = symbols.lookup<StateOp>(member.getValue());
+    LayoutAttr layout = getHeldLayout(state, mesh);
+    for (AxisKindAttr axis :
+         layout ? layout.getAxes() : ArrayRef<AxisKindAttr>())
+      layout = layout.withKind(axis.getAxis(), dual(axis.getKind()));
+    return layout;
   }
 
   /// The member's value inside a chunk; the first read of a bucket adds the
@@ -211,9 +224,10 @@ private:
       SmallVector<Type> types;
       for (auto name : bucket.getMembers().getAsRange<FlatSymbolRefAttr>()) {
         auto state = symbols.lookup<StateOp>(name.getValue());
+        LayoutAttr layout = state.getLayoutAttr();
         types.push_back(RankedTensorType::get(
             localShape(state, mesh), state.getTensorType().getElementType(),
-            mesh.getManualLayout(Kind::Replicated)));
+            layout ? layout : mesh.getManualLayout(Kind::Replicated)));
       }
       builder.setInsertionPointToStart(&block);
       op = UnpackOp::create(builder, read.getLoc(), types,

@@ -291,8 +291,9 @@ private:
     LayoutAttr layout = mesh.getManualLayout(Kind::Replicated);
     for (ArrayRef<Value> values : gradients)
       if (!values.empty())
-        for (Attribute axis : findAxes(values.front().getType(), Kind::Shard))
-          layout = layout.withKind(cast<StringAttr>(axis), Kind::Partial);
+        for (Kind kind : {Kind::Shard, Kind::Varying})
+          for (Attribute axis : findAxes(values.front().getType(), kind))
+            layout = layout.withKind(cast<StringAttr>(axis), Kind::Partial);
     auto type = RankedTensorType::get({}, dtype, layout);
     SmallVector<Value> squares;
     for (auto [at, values] : llvm::enumerate(gradients))

@@ -56,10 +56,12 @@ public:
                {from, to}, transfer.getStreamAttr());
   }
 
-  /// The communicator of a collective: gathers have one of their own, so that
-  /// they do not queue behind reductions.
+  /// The communicator of a collective: gathers and exchanges have one of their
+  /// own, so that they do not queue behind reductions.
   FlatSymbolRefAttr getCollective(CollectiveOpInterface op) {
-    std::string name = isa<AllGatherOp>(op) ? "gather" : "reduce";
+    std::string name = isa<AllGatherOp>(op)  ? "gather"
+                       : isa<AllToAllOp>(op) ? "exchange"
+                                             : "reduce";
     for (auto axis : op.getOver().getAsRange<StringAttr>())
       name += "." + axis.getValue().str();
     if (auto across = op->getAttrOfType<StringAttr>("across"))
@@ -128,20 +130,27 @@ private:
     size_t index = llvm::find(*op.getAt(), at) - op.getAt()->begin();
     Value input = mapping.lookup(op.getInputs()[index]);
     SmallVector<Value> operands = {input};
+    SmallVector<int32_t> segments = {1};
     bool isInPlace = isa<AllReduceOp>(op) && !ownsStorage(input);
     if (isInPlace || events.contains(input))
       operands.push_back(ready(input));
     if (!isInPlace)
       operands.push_back(takeBuffer(op.getLoc()));
+    segments.push_back(operands.size() - 1); // events
+    if (auto exchange = dyn_cast<AllToAllOp>(op.getOperation()))
+      for (Value sizes : {exchange.getSendSizes(), exchange.getRecvSizes()}) {
+        segments.push_back(bool(sizes));
+        if (sizes)
+          operands.push_back(mapping.lookup(sizes));
+      }
     OperationState state(op.getLoc(), op->getName(), operands,
                          {op.getTensors()[index].getType(), event}, {});
     for (NamedAttribute attribute : op->getAttrs())
       if (attribute.getName() != "at")
         state.attributes.append(attribute);
     state.attributes.set("stream", comms.getCollective(op));
-    int32_t numEvents = operands.size() - 1;
     state.attributes.set("operandSegmentSizes",
-                         builder.getDenseI32ArrayAttr({1, numEvents}));
+                         builder.getDenseI32ArrayAttr(segments));
     Operation *lowered = builder.create(state);
     Value result = lowered->getResult(0);
     mapping.map(op.getTensors()[index], result);
@@ -154,14 +163,18 @@ private:
     Operation *clone = builder.clone(*op, mapping);
     clone->removeAttr("at");
     SmallVector<Value> waits;
-    for (Value operand : clone->getOperands())
-      if (Value event = events.lookup(operand))
-        if (awaited.insert(event).second)
-          waits.push_back(event);
+    if (isa<HostWaitOp>(clone)) // the host waits, not the compute stream
+      waits = llvm::map_to_vector(clone->getOperands(),
+                                  [&](Value count) { return ready(count); });
+    else
+      for (Value operand : clone->getOperands())
+        if (Value event = events.lookup(operand))
+          if (awaited.insert(event).second)
+            waits.push_back(event);
     if (!waits.empty())
       llvm::TypeSwitch<Operation *>(clone)
           .Case<RunOp, SumOp, AccumulateOp, SumsqOp, UpdateOp, TangentOp,
-                OutputOp, SliceOp, ConvertOp, WriteOp, NonfiniteOp>(
+                OutputOp, SliceOp, ConvertOp, WriteOp, NonfiniteOp, HostWaitOp>(
               [&](auto instruction) {
                 instruction.getAfterMutable().append(waits);
               });
@@ -207,7 +220,7 @@ private:
 SmallVector<int64_t> getCoordinates(Operation &op) {
   if (auto transfer = dyn_cast<TransferOp>(op))
     return {int64_t(transfer.getFrom()), int64_t(transfer.getTo())};
-  if (isa<AllReduceOp, AllGatherOp, ReduceScatterOp>(op))
+  if (isa<AllReduceOp, AllGatherOp, ReduceScatterOp, AllToAllOp>(op))
     return llvm::to_vector(*cast<CollectiveOpInterface>(op).getAt());
   if (std::optional<int64_t> at = getCoordinate(&op))
     return {*at};
@@ -263,7 +276,7 @@ class LowerProgramsPass
         return op.emitOpError(
             "cannot be lowered yet: expected an instruction "
             "of one coordinate, a transfer, an all_reduce, an "
-            "all_gather or a reduce_scatter");
+            "all_gather, a reduce_scatter or an all_to_all");
       for (int64_t at : coordinates)
         ops[at].push_back(&op);
     }

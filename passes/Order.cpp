@@ -26,10 +26,6 @@ class OrderPass : public impl::OrderPassBase<OrderPass> {
   void runOnOperation() override {
     FactRecorder facts;
     SymbolTable symbols(getOperation());
-    for (auto overlap : findDirectives<DoOverlapOp>(getOperation())) {
-      overlap.emitOpError("is not implemented: it would have no effect");
-      return signalPassFailure();
-    }
     for (auto order : findDirectives<DoOrderOp>(getOperation())) {
       auto schedule = symbols.lookup<ScheduleOp>(order.getSchedule());
       if (!schedule) {

@@ -14,12 +14,15 @@
 //   of
 //     a contribution is added a cell later, so that compute waits for neither;
 //   - losses, the norm and updates at the end.
-// One block holds both ends of every message, so its projections to coordinates
-// cannot mismatch or deadlock.
+// Two cells that may overlap are issued together if ranks exchange values
+// within them: see Overlap. One block holds both ends of every message, so its
+// projections to coordinates cannot mismatch or deadlock.
 
+#include "passes/ChunkBuilder.h"
 #include "passes/Coordinates.h"
 #include "passes/Cycles.h"
 #include "passes/OrderedBlock.h"
+#include "passes/Overlap.h"
 #include "passes/Passes.h"
 #include "passes/Sharding.h"
 
@@ -39,7 +42,8 @@ namespace {
 class Orderer {
 public:
   Orderer(ClusterOp cluster, SymbolTable &symbols)
-      : cluster(cluster), symbols(symbols), graph(cluster.getBlock()) {}
+      : cluster(cluster), symbols(symbols), graph(cluster.getBlock()),
+        overlap(cluster->getParentOfType<ModuleOp>()) {}
 
   LogicalResult run() {
     if (failed(collectOps()) || failed(readRows()))
@@ -49,7 +53,7 @@ public:
     for (size_t op = 0; op < graph.size(); ++op)
       if (isa<TangentOp>(graph.ops[op]))
         emitWithMakers(op);
-    if (failed(emitCells()))
+    if (failed(emitCells()) || (trains() && failed(overlap.checkUsed())))
       return failure();
     for (size_t op = 0; op < graph.size(); ++op)
       emit(op);
@@ -63,9 +67,10 @@ private:
   // Cells and rows
   //===--------------------------------------------------------------------===//
 
-  /// The cell that a run belongs to; none for a run of pass P.
+  /// The cell that a run belongs to, and what its pieces exchange; none for a
+  /// run of pass P.
   std::optional<Cell> getCell(Operation *op) {
-    auto run = dyn_cast<RunOp>(op);
+    RunOp run = getRun(op);
     if (!run)
       return std::nullopt;
     auto [chunk, fresh] = chunks.try_emplace(run.getChunkAttr());
@@ -110,10 +115,20 @@ private:
       number = cells.size();
       cells.push_back(cell);
       runs.emplace_back();
-      order.homes.push_back(*getCoordinate(graph.ops[op]));
+      order.homes.push_back(getHome(graph.ops[op]));
     }
     runs[number].push_back(op);
     order.cellOf[op] = number;
+  }
+
+  /// The op if it is a run, or the run whose results it exchanges; or null.
+  static RunOp getRun(Operation *op) {
+    return isExchange(op) ? findRun(op->getOperand(0)) : dyn_cast<RunOp>(op);
+  }
+
+  static int64_t getHome(Operation *op) {
+    return isa<AllToAllOp>(op) ? getCoordinate(op->getResult(0))
+                               : *getCoordinate(op);
   }
 
   /// The number of a cell, or none.
@@ -137,12 +152,13 @@ private:
       return success();
     }
     std::vector<bool> scheduled(cells.size());
+    isPaired.resize(cells.size());
     for (auto [at, text] :
          llvm::enumerate(schedule.getRows().getAsRange<StringAttr>())) {
       std::string reason;
       auto &row = rows.emplace_back();
       SmallVector<Cell> parsed = *parseCells(text, reason);
-      for (const Cell &cell : parsed) {
+      for (auto [index, cell] : llvm::enumerate(parsed)) {
         if (isIdle(cell))
           continue;
         unsigned number = find(cell);
@@ -156,12 +172,19 @@ private:
                  << ", where its stage is placed, got row " << at;
         row.push_back(number);
         scheduled[number] = true;
+        isPaired[number] = cell.isPaired && !isIdle(parsed[index + 1]);
       }
     }
     for (auto [number, cell] : llvm::enumerate(cells))
       if (!scheduled[number])
         return schedule.emitOpError("expected a cell ") << cell.str();
     return success();
+  }
+
+  /// Whether there is a backward pass: an evaluation has none.
+  bool trains() const {
+    return llvm::any_of(cells,
+                        [](const Cell &cell) { return cell.pass != Pass::F; });
   }
 
   /// Whether a cell is a backward pass in which its stage does nothing: nothing
@@ -239,21 +262,69 @@ private:
     size_t left = 0;
     for (auto &row : rows)
       left += row.size();
+    bool apart = false; // whether the cells of a pair need not be ready at once
     while (left > 0) {
       size_t before = left;
       for (auto [row, at] : llvm::zip(rows, next)) {
         if (at == row.size() || !isReady(row[at]))
           continue;
-        if (!gathers.empty())
-          emitGathers(row, at);
-        for (unsigned run : runs[row[at]])
-          emitWithMakers(run);
-        ++at;
-        --left;
+        bool together = overlaps(row, at);
+        if (together && !isReady(row[at + 1])) {
+          if (!apart)
+            continue;
+          together = false;
+        }
+        apart = false;
+        if (failed(together ? emitPair(row, at) : emitCell(row, at)))
+          return failure();
+        at += 1 + together;
+        left -= 1 + together;
       }
-      if (left == before)
+      if (left == before && std::exchange(apart, true))
         return reportDeadlock(next);
     }
+    return success();
+  }
+
+  LogicalResult emitCell(ArrayRef<unsigned> row, size_t at) {
+    if (!gathers.empty())
+      emitGathers(row, at);
+    for (unsigned run : runs[row[at]])
+      emitWithMakers(run);
+    return success();
+  }
+
+  /// Whether a cell is issued together with the one behind it: they may
+  /// overlap, and ranks exchange values within one of them.
+  bool overlaps(ArrayRef<unsigned> row, size_t at) {
+    auto exchanges = [&](unsigned cell) {
+      return llvm::any_of(
+          runs[cell], [&](unsigned op) { return isExchange(graph.ops[op]); });
+    };
+    return !isPaired.empty() && isPaired[row[at]] && at + 1 < row.size() &&
+           (exchanges(row[at]) || exchanges(row[at + 1]));
+  }
+
+  /// Issues two cells that overlap.
+  LogicalResult emitPair(ArrayRef<unsigned> row, size_t at) {
+    if (!gathers.empty())
+      for (size_t cell : {at, at + 1})
+        emitGathers(row, cell);
+    llvm::DenseMap<Operation *, unsigned> byOp;
+    auto getOps = [&](unsigned cell) {
+      Overlap::Ops ops;
+      for (unsigned op : runs[cell]) {
+        ops.push_back(graph.ops[op]);
+        byOp[graph.ops[op]] = op;
+      }
+      return ops;
+    };
+    FailureOr<Overlap::Ops> merged =
+        overlap.merge(getOps(row[at]), getOps(row[at + 1]));
+    if (failed(merged))
+      return failure();
+    for (Operation *op : *merged)
+      emitWithMakers(byOp[op]);
     return success();
   }
 
@@ -373,8 +444,8 @@ private:
 
   void describe(const Wait &wait, ArrayRef<size_t> next, const Places &places,
                 InFlightDiagnostic &error) {
-    auto run = cast<RunOp>(graph.ops[wait.run]);
-    auto maker = cast<RunOp>(graph.ops[wait.maker]);
+    RunOp run = getRun(graph.ops[wait.run]);
+    RunOp maker = getRun(graph.ops[wait.maker]);
     Cell cell = *getCell(run), made = *getCell(maker);
     auto [from, number] = places[order.cellOf[wait.run]];
     auto [to, behind] = places[order.cellOf[wait.maker]];
@@ -413,6 +484,7 @@ private:
   ClusterOp cluster;
   SymbolTable &symbols;
   OpGraph graph;
+  Overlap overlap;
   IssueOrder order;
   llvm::DenseMap<Attribute, ChunkOp> chunks;
   std::vector<Cell> cells;
@@ -420,10 +492,11 @@ private:
   llvm::DenseMap<std::pair<int64_t, Pass>, std::vector<unsigned>> numbers;
   std::vector<SmallVector<unsigned, 4>> runs; // by cell
   std::vector<SmallVector<unsigned>> rows;    // cells
-  std::vector<unsigned> missing;              // makers not emitted, by op
-  std::vector<bool> pushed, emitted;          // by op
-  llvm::DenseMap<unsigned, Gather> gathers;   // by op
-  size_t farthest = 0;                        // cells of prefetch
+  std::vector<bool> isPaired; // by cell: may overlap with the next in its row
+  std::vector<unsigned> missing;            // makers not emitted, by op
+  std::vector<bool> pushed, emitted;        // by op
+  llvm::DenseMap<unsigned, Gather> gathers; // by op
+  size_t farthest = 0;                      // cells of prefetch
 };
 
 class OrderCellsPass : public impl::OrderCellsPassBase<OrderCellsPass> {

@@ -7,7 +7,10 @@
 
 // An op's tag says which chunk and pass it belongs to. Ops of pass P, which
 // depend on inputs and buffers alone, are cut into connected pieces, so that a
-// coordinate makes only the masks and tables that its chunks need.
+// coordinate makes only the masks and tables that its chunks need. Where ranks
+// exchange values within a chunk, it is cut into pieces, one behind the other:
+// ops are in the first piece in which all that they use is there. The exchange
+// itself is an op of the step.
 
 #include "passes/ChunkBuilder.h"
 #include "passes/Passes.h"
@@ -37,8 +40,9 @@ void eraseDeadOps(StepOp step) {
 TagAttr getTag(Operation *op) {
   if (auto torch = dyn_cast<TorchOp>(op))
     return torch.getTagAttr();
-  auto grad = dyn_cast<GradOp>(op);
-  return grad ? grad.getTagAttr() : TagAttr();
+  if (auto grad = dyn_cast<GradOp>(op))
+    return grad.getTagAttr();
+  return isExchange(op) ? op->getAttrOfType<TagAttr>("tag") : TagAttr();
 }
 
 /// Outlines one step.
@@ -54,7 +58,8 @@ public:
     if (failed(sortChunks()))
       return failure();
     for (size_t index : order)
-      buildChunk(chunks[index], getSymbol(chunks[index]), kernels, builder);
+      if (!chunks[index].exchange)
+        buildChunk(chunks[index], getSymbol(chunks[index]), kernels, builder);
     rebuildStep();
     return linkBackward();
   }
@@ -63,22 +68,47 @@ private:
   /// Gives every tagged op its chunk.
   void group() {
     llvm::EquivalenceClasses<Operation *> pieces = connectPreamble();
-    llvm::MapVector<Attribute, size_t> byTag;
+    llvm::DenseMap<std::pair<Attribute, size_t>, size_t> byTag;
     llvm::DenseMap<Operation *, size_t> byPiece;
     for (Operation &op : step.getBlock()) {
       TagAttr tag = getTag(&op);
       if (!tag)
         continue;
-      size_t next = chunks.size();
-      size_t index = tag.getPass() == Pass::P
-                         ? byPiece.try_emplace(pieces.getLeaderValue(&op), next)
-                               .first->second
-                         : byTag.try_emplace(tag, next).first->second;
+      size_t next = chunks.size(), piece = findPiece(&op, tag);
+      size_t index = next;
+      if (tag.getPass() == Pass::P)
+        index =
+            byPiece.try_emplace(pieces.getLeaderValue(&op), next).first->second;
+      else if (!isExchange(&op))
+        index = byTag.try_emplace({tag, piece}, next).first->second;
       if (index == next)
-        chunks.push_back({tag.getChunk().str(), tag.getPass(), {}, {}, {}, {}});
+        chunks.push_back({tag.getChunk().str(),
+                          tag.getPass(),
+                          piece,
+                          {},
+                          {},
+                          {},
+                          {},
+                          nullptr});
+      if (isExchange(&op))
+        chunks[index].exchange = &op;
       chunks[index].ops.push_back(&op);
       chunkOf[&op] = index;
     }
+  }
+
+  /// The number of exchanges of its chunk that an op waits for, one after the
+  /// other: exchanges that go on at once count as one.
+  size_t findPiece(Operation *op, TagAttr tag) {
+    size_t piece = 0;
+    for (Value operand : op->getOperands()) {
+      Operation *maker = operand.getDefiningOp();
+      if (!maker || getTag(maker) != tag)
+        continue;
+      bool crosses = isa<AllToAllOp>(maker) && !isExchange(op);
+      piece = std::max(piece, chunks[chunkOf.lookup(maker)].piece + crosses);
+    }
+    return piece;
   }
 
   /// Joins ops of pass P that use each other's results.
@@ -98,22 +128,27 @@ private:
     return pieces;
   }
 
+  /// What an op takes of a value: a chunk takes what owns memory and rebuilds
+  /// views, the step itself takes the value.
+  Value getTaken(Operation *user, Value operand) {
+    bool isInChunk = chunkOf.contains(user) && !isExchange(user);
+    return isInChunk ? getRoot(operand) : operand;
+  }
+
   /// A value that another chunk or the step itself uses is a result of the
   /// chunk that makes what it looks at.
   void findResults() {
     SmallVector<llvm::SetVector<Value>> results(chunks.size());
-    auto use = [&](Value value, std::optional<size_t> user) {
-      Value root = user ? getRoot(value) : value;
-      Operation *maker = root.getDefiningOp();
-      auto found = chunkOf.find(maker);
-      if (found != chunkOf.end() && found->second != user)
-        results[found->second].insert(root);
-    };
     for (Operation &op : step.getBlock()) {
       auto user = chunkOf.find(&op);
-      for (Value operand : op.getOperands())
-        use(operand,
-            user == chunkOf.end() ? std::nullopt : std::optional(user->second));
+      for (Value operand : op.getOperands()) {
+        Value root = getTaken(&op, operand);
+        auto found = chunkOf.find(root.getDefiningOp());
+        if (found == chunkOf.end() ||
+            (user != chunkOf.end() && user->second == found->second))
+          continue;
+        results[found->second].insert(root);
+      }
     }
     for (auto [chunk, values] : llvm::zip(chunks, results)) {
       chunk.results = llvm::to_vector(values);
@@ -135,7 +170,7 @@ private:
     for (auto [index, chunk] : llvm::enumerate(chunks))
       for (Operation *op : chunk.ops)
         for (Value operand : op->getOperands())
-          if (auto maker = chunkOf.find(getRoot(operand).getDefiningOp());
+          if (auto maker = chunkOf.find(getTaken(op, operand).getDefiningOp());
               maker != chunkOf.end() && maker->second != index)
             missing[index] += users[maker->second].insert(index);
     addTangentEdges(users, missing);
@@ -175,7 +210,7 @@ private:
                                                ArrayRef<size_t> missing) {
     for (Operation *op : chunks[index].ops)
       for (Value operand : op->getOperands()) {
-        Operation *maker = getRoot(operand).getDefiningOp();
+        Operation *maker = getTaken(op, operand).getDefiningOp();
         auto found = chunkOf.find(maker);
         if (found != chunkOf.end() && found->second != index &&
             missing[found->second] != 0)
@@ -222,6 +257,8 @@ private:
         outlined.name + "$" + stringifyPass(outlined.pass).str();
     if (outlined.pass == Pass::P)
       symbol += std::to_string(numPreambles++);
+    else if (outlined.piece > 0)
+      symbol += std::to_string(outlined.piece);
     if (step.getSymName() != "train")
       symbol += "." + step.getSymName().str();
     return symbol;
@@ -245,6 +282,10 @@ private:
       Outlined &outlined = chunks[index];
       for (Value operand : outlined.operands)
         emitTangents(operand);
+      if (outlined.exchange) {
+        body.clone(*outlined.exchange, mapping)->removeAttr("tag");
+        continue;
+      }
       SmallVector<Value> inputs =
           llvm::map_to_vector(outlined.operands, lookup);
       auto type = cast<FunctionType>(outlined.chunk.getFunctionType());
@@ -272,19 +313,23 @@ private:
     step.setPhase(Phase::Outlined);
   }
 
-  /// Names the forward chunk of every backward chunk.
+  /// Names the forward chunk of every backward chunk. The pieces of a backward
+  /// pass go back through those of the forward pass.
   LogicalResult linkBackward() {
-    llvm::StringMap<ChunkOp> forward;
-    for (Outlined &outlined : chunks)
-      if (outlined.pass == Pass::F)
-        forward[outlined.name] = outlined.chunk;
+    llvm::StringMap<SmallVector<ChunkOp>> forward;
+    for (size_t index : order)
+      if (Outlined &outlined = chunks[index]; outlined.pass == Pass::F)
+        if (!outlined.exchange)
+          forward[outlined.name].push_back(outlined.chunk);
     for (Outlined &outlined : chunks) {
-      if (outlined.pass == Pass::F || outlined.pass == Pass::P)
+      if (outlined.pass != Pass::B || outlined.exchange)
         continue;
-      ChunkOp of = forward.lookup(outlined.name);
-      if (!of)
+      ArrayRef<ChunkOp> pieces = forward[outlined.name];
+      if (pieces.empty())
         return outlined.chunk.emitOpError("expected a forward chunk '")
                << outlined.name << "' for its backward";
+      size_t back = std::min(outlined.piece, pieces.size() - 1);
+      ChunkOp of = pieces[pieces.size() - 1 - back];
       outlined.chunk.setOfAttr(FlatSymbolRefAttr::get(of.getSymNameAttr()));
     }
     return success();

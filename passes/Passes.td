@@ -58,12 +58,38 @@ def RematPass : Piper_Pass<"piper-remat"> {
   }];
 }
 
+def ShardPass : Piper_Pass<"piper-shard"> {
+  let summary = "Record on states which part of them ranks hold";
+  let description = [{
+    *After*: the states that directives select have a `layout`. *Fails* for an axis that is
+    not manual, and for a dim that does not exist or that the ranks of the axis do not
+    divide.
+  }];
+}
+
+def PartitionPass : Piper_Pass<"piper-partition"> {
+  let summary = "Let a captured step compute with the parts of states that a rank holds";
+  let description = [{
+    *Before*: a captured step, whose values are those of one rank that holds all states
+    whole. *After*: reads of sharded states give the rank's part, and what is made of
+    parts has the sizes of parts. Where rows are handed to experts and taken back
+    (`piper.moe_dispatch`, `piper.moe_collect`) ranks exchange them: counts first, then,
+    when the host knows them, rows. How many rows arrive is known at run time, and
+    the type says how many can: those of all ranks, or what `capacity` allows.
+
+    The rules of ops say which dims belong together: dims of one factor change together.
+    *Fails* if an op that is touched has no rule, sums over a dim of which ranks hold
+    parts, or mixes it with whole values.
+  }];
+}
+
 def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
   let summary = "Turn a captured step into runs of chunks that launch kernels";
   let description = [{
     *Before*: a step of phase `captured`, every op tagged. *After*: the step is of
     phase `outlined`; each (chunk, pass) is a `piper.chunk` that launches one
-    kernel; equal kernels are one. Views are rebuilt where they are used, so that
+    kernel; equal kernels are one. Where ranks exchange values within a chunk it is
+    cut: `layer.0$F`, `layer.0$F1` and so on, with the exchange between their runs. Views are rebuilt where they are used, so that
     a chunk passes on what owns memory. Ops of pass P become one chunk per
     connected piece. *Fails* if chunks wait for each other in a cycle.
   }];

@@ -56,26 +56,37 @@ class ReplicatePass : public impl::ReplicatePassBase<ReplicatePass> {
     auto states = selectStates(replicate, replicate.getSelect(), true);
     if (failed(states))
       return failure();
-    ReplicationAttr fact = getFact(replicate);
     for (StateOp state : *states)
-      if (failed(facts.record(state, "replication", fact, replicate)))
+      if (failed(facts.record(state, "replication", getFact(replicate, state),
+                              replicate)))
         return failure();
     return success();
   }
 
-  /// What the directive says, with the defaults filled in.
-  static ReplicationAttr getFact(DoReplicateOp replicate) {
+  /// What the directive says, with the defaults filled in. Of a state that
+  /// ranks along some axes share out already, ZeRO shares out the parts along
+  /// others.
+  static ReplicationAttr getFact(DoReplicateOp replicate, StateOp state) {
     Builder builder(replicate.getContext());
-    ArrayAttr shard = replicate.getShardAttr();
-    if (!shard)
-      shard = replicate.getZero() > 0 ? replicate.getAxesAttr()
-                                      : builder.getArrayAttr({});
-    StringRef gather = replicate.getGather().value_or("each");
+    SmallVector<Attribute> shard;
+    if (replicate.getZero() > 0)
+      for (Attribute axis : replicate.getShardAttr() ? replicate.getShardAttr()
+                                                     : replicate.getAxesAttr())
+        if (getKind(state, axis) != Kind::Shard)
+          shard.push_back(axis);
+    int64_t zero = shard.empty() ? 0 : replicate.getZero();
+    StringRef gather = zero ? replicate.getGather().value_or("each") : "each";
     return ReplicationAttr::get(
-        replicate.getContext(), replicate.getAxesAttr(), replicate.getZero(),
+        replicate.getContext(), replicate.getAxesAttr(), zero,
         replicate.getBucket(), replicate.getDtype().value_or(Type()),
-        replicate.getReduceAttr(), shard, builder.getStringAttr(gather),
-        replicate.getPrefetch().value_or(1));
+        replicate.getReduceAttr(), builder.getArrayAttr(shard),
+        builder.getStringAttr(gather), replicate.getPrefetch().value_or(1));
+  }
+
+  static Kind getKind(StateOp state, Attribute axis) {
+    LayoutAttr layout = state.getLayoutAttr();
+    return layout ? layout.getKind(cast<StringAttr>(axis).getValue())
+                  : Kind::Replicated;
   }
 
   FactRecorder facts;

@@ -22,10 +22,25 @@ namespace piper {
 // Slots
 //===----------------------------------------------------------------------===//
 
+/// The same with another kind wherever it is `from`.
+static LayoutAttr turn(LayoutAttr layout, Kind from, Kind to) {
+  if (!layout)
+    return layout;
+  for (AxisKindAttr axis : layout.getAxes())
+    if (axis.getKind() == from)
+      layout = layout.withKind(axis.getAxis(), to);
+  return layout;
+}
+
+LayoutAttr getHeldLayout(StateOp state, MeshOp mesh) {
+  LayoutAttr own = state.getLayoutAttr();
+  return own ? turn(own, Kind::Shard, Kind::Varying)
+             : mesh.getManualLayout(Kind::Replicated);
+}
+
 SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
-                       int64_t elements, SlotDtypes dtypes) {
-  LayoutAttr whole = mesh.getManualLayout(Kind::Replicated);
-  LayoutAttr partial = mesh.getManualLayout(Kind::Partial);
+                       LayoutAttr whole, int64_t elements, SlotDtypes dtypes) {
+  LayoutAttr partial = turn(whole, Kind::Replicated, Kind::Partial);
   int64_t zero = replication ? replication.getZero() : 0, shards = 1;
   bool each = replication && replication.reducesEach();
   LayoutAttr shard = whole;
@@ -63,9 +78,9 @@ RankedTensorType getWholeType(BucketOp bucket, MeshOp mesh) {
   int64_t shards = 1;
   for (Attribute axis : findAxes(type, Kind::Shard))
     shards *= mesh.lookupAxis(cast<StringAttr>(axis)).getSize();
-  return RankedTensorType::get(type.getDimSize(0) * shards,
-                               type.getElementType(),
-                               mesh.getManualLayout(Kind::Replicated));
+  return RankedTensorType::get(
+      type.getDimSize(0) * shards, type.getElementType(),
+      turn(getLayout(type), Kind::Shard, Kind::Replicated));
 }
 
 SmallVector<Attribute> findAxes(Type type, Kind kind) {
@@ -89,8 +104,9 @@ Value Exchange::gather(Location loc, Value shard, DenseI64ArrayAttr at) {
   int64_t size = type.getDimSize(0);
   for (Attribute axis : axes)
     size *= mesh.lookupAxis(cast<StringAttr>(axis)).getSize();
-  auto whole = RankedTensorType::get(size, type.getElementType(),
-                                     mesh.getManualLayout(Kind::Replicated));
+  auto whole = RankedTensorType::get(
+      size, type.getElementType(),
+      turn(getLayout(type), Kind::Shard, Kind::Replicated));
   auto first = cast<StringAttr>(axes.front());
   auto stream = builder.getStringAttr(first.getValue() + ".gather");
   return AllGatherOp::create(builder, loc, TypeRange(whole), shard, at,

@@ -34,8 +34,14 @@ struct SlotDtypes {
 ///   1     shard   whole    partial             whole
 ///   2     shard   whole    partial             shard
 ///   3     shard   -        partial             shard
+/// `held` is what ranks hold of the bucket before that: see getHeldLayout.
 SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
-                       int64_t elements, SlotDtypes dtypes);
+                       LayoutAttr held, int64_t elements, SlotDtypes dtypes);
+
+/// What a bucket of states is: replicated, and on axes of which ranks hold
+/// parts of the states varying, as parts one behind the other are no part of
+/// the whole. Null without manual axes.
+LayoutAttr getHeldLayout(StateOp state, MeshOp mesh);
 
 /// The replication of a bucket's states, or null.
 ReplicationAttr getReplication(BucketOp bucket, mlir::SymbolTable &symbols);

@@ -177,7 +177,7 @@ private:
       if (auto replicated = mesh.getManualLayout(Kind::Replicated))
         layout = mixKinds(inputs, replicated);
     for (Type type : cast<FunctionType>(kernel.getFunctionType()).getResults())
-      types.push_back(withLayout(type, layout));
+      types.push_back(withKinds(type, layout));
     return LaunchOp::create(builder, launch.getLoc(), types,
                             FlatSymbolRefAttr::get(kernel.getSymNameAttr()),
                             inputs, launch.getLabelAttr(),
@@ -210,12 +210,13 @@ private:
   HalfAttr build(Pass pass, HalfBody &body, ArrayRef<int64_t> results,
                  ArrayRef<Value> given, ArrayRef<Value> extra) {
     builder.setInsertionPointAfter(last ? last : whole);
-    StringRef base = whole.getSymName().rsplit('$').first;
+    auto [base, rest] = whole.getSymName().rsplit('$');
+    std::string name = // `layer.0$I1` of `layer.0$B1`
+        (base + "$" + stringifyPass(pass) + rest.drop_front()).str();
     auto half = ChunkOp::create(
-        builder, whole.getLoc(), (base + "$" + stringifyPass(pass)).str(),
-        builder.getFunctionType({}, {}), pass, whole.getOfAttr(),
-        DenseI64ArrayAttr(), DenseI64ArrayAttr(), HalfAttr(), HalfAttr(),
-        whole.getStageAttr());
+        builder, whole.getLoc(), name, builder.getFunctionType({}, {}), pass,
+        whole.getOfAttr(), DenseI64ArrayAttr(), DenseI64ArrayAttr(), HalfAttr(),
+        HalfAttr(), whole.getStageAttr());
     last = half;
     Block *inner = &half.getBody().emplaceBlock();
     builder.setInsertionPointToStart(inner);
@@ -241,8 +242,9 @@ private:
     ReturnOp::create(builder, whole.getLoc(), values);
     half.setFunctionType(builder.getFunctionType(
         inner->getArgumentTypes(), ValueRange(values).getTypes()));
-    auto name = FlatSymbolRefAttr::get(half.getSymNameAttr());
-    return HalfAttr::get(builder.getContext(), name, operands, results);
+    return HalfAttr::get(builder.getContext(),
+                         FlatSymbolRefAttr::get(half.getSymNameAttr()),
+                         operands, results);
   }
 
   ChunkOp whole;
@@ -283,9 +285,8 @@ SmallVector<int64_t> findCotangents(ChunkOp chunk, SymbolTable &symbols) {
         continue;
       SmallVector<int64_t> found;
       for (auto [index, input] : llvm::enumerate(run.getInputs())) {
-        Operation *maker = input.getDefiningOp();
-        auto other = dyn_cast_or_null<RunOp>(maker);
-        if (isa_and_nonnull<TangentOp>(maker) ||
+        RunOp other = findRun(input);
+        if (isa_and_nonnull<TangentOp>(input.getDefiningOp()) ||
             (other &&
              symbols.lookup<ChunkOp>(other.getChunk()).getPass() == Pass::B))
           found.push_back(index);

@@ -7,6 +7,7 @@
 
 #include "passes/StepValues.h"
 
+#include "passes/ChunkBuilder.h"
 #include "passes/Verify.h"
 
 using namespace mlir;
@@ -59,9 +60,27 @@ bool StepValues::standsFor(Value value, Value wanted, int64_t mb) const {
            standsFor(other.getInputs()[result.getResultNumber()],
                      gather.getInputs().front(), mb);
   }
+  if (isExchange(maker))
+    return isSameExchange(op, maker, mb) &&
+           result.getResultNumber() == cast<OpResult>(wanted).getResultNumber();
   auto run = dyn_cast<RunOp>(op);
   return run && run.getMb() && int64_t(*run.getMb()) == mb &&
          isResult(run, result.getResultNumber(), cast<OpResult>(wanted));
+}
+
+bool StepValues::isSameExchange(Operation *op, Operation *wanted,
+                                int64_t mb) const {
+  auto at = op->getAttrOfType<IntegerAttr>("mb");
+  if (op->getName() != wanted->getName() || !at || at.getInt() != mb ||
+      op->getAttr("over") != wanted->getAttr("over") ||
+      op->getAttr("label") != wanted->getAttr("label") ||
+      op->getNumOperands() != wanted->getNumOperands())
+    return false;
+  return llvm::all_of(llvm::zip(op->getOperands(), wanted->getOperands()),
+                      [&](auto pair) {
+                        auto [own, other] = pair;
+                        return standsFor(own, other, mb);
+                      });
 }
 
 bool StepValues::isResult(RunOp run, size_t index, OpResult wanted) const {

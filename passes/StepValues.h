@@ -41,6 +41,8 @@ public:
 
 private:
   void addChunks(RunOp run, mlir::SymbolTable &symbols);
+  bool isSameExchange(mlir::Operation *op, mlir::Operation *wanted,
+                      int64_t mb) const;
   bool isResult(RunOp run, size_t index, mlir::OpResult wanted) const;
 
   StepOp step;

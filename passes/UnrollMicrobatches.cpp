@@ -11,6 +11,7 @@
 // What is cheap and made from inputs (pass P) is made again wherever it is
 // used. Counts are summed before the first backward can need them.
 
+#include "passes/ChunkBuilder.h"
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
@@ -71,9 +72,13 @@ public:
     for (auto tangent : step.getBlock().getOps<TangentOp>())
       makeTangents(tangent);
     for (int64_t mb = 0; mb < numMicrobatches(); ++mb)
-      for (auto run : step.getBlock().getOps<RunOp>())
-        if (getChunk(run).getPass() != Pass::P)
-          unrollRun(run, mb);
+      for (Operation &op : step.getBlock())
+        if (auto run = dyn_cast<RunOp>(op)) {
+          if (getChunk(run).getPass() != Pass::P)
+            unrollRun(run, mb);
+        } else if (isExchange(&op)) {
+          unrollExchange(&op, mb);
+        }
     for (auto sum : step.getBlock().getOps<SumOp>())
       collect(sum.getInputs().front(), gradients[sum.getBucketAttr()]);
     for (auto sum : step.getBlock().getOps<SumOp>())
@@ -92,14 +97,6 @@ private:
         return op.emitOpError("expected the sum of what a run makes in every "
                               "microbatch, got another value");
     return success();
-  }
-
-  /// The run that made a value, perhaps before ranks exchanged it; or null.
-  static RunOp findRun(Value value) {
-    Operation *op = value.getDefiningOp();
-    while (isa_and_nonnull<CollectiveOpInterface, ConvertOp>(op))
-      op = op->getOperand(0).getDefiningOp();
-    return dyn_cast_or_null<RunOp>(op);
   }
 
   int64_t numMicrobatches() { return *step.getMicrobatches(); }
@@ -124,7 +121,7 @@ private:
                                         : byCoordinate.front().second;
     }
     auto run = dyn_cast_or_null<RunOp>(op);
-    if (run && getChunk(run).getPass() != Pass::P)
+    if ((run && getChunk(run).getPass() != Pass::P) || (op && isExchange(op)))
       return made.lookup(Key(value, mb, -1));
     if (isa_and_nonnull<ReadOp>(op) || isGatheredOnce(op))
       mb = -1; // the same for all microbatches
@@ -190,6 +187,23 @@ private:
     for (auto [result, value] :
          llvm::zip(run.getResults(), placed.getResults()))
       made[Key(result, mb, key)] = value;
+  }
+
+  /// Exchanges what pieces of a chunk made, where these run.
+  void unrollExchange(Operation *op, int64_t mb) {
+    int64_t at = getHome(findRun(op->getOperand(0)), mb);
+    IRMapping mapping;
+    for (Value operand : op->getOperands())
+      mapping.map(operand, get(operand, mb, at));
+    Operation *placed = builder.clone(*op, mapping);
+    placed->setLoc(withDirective(op->getLoc(), order));
+    placed->setAttr("mb", index(mb));
+    placed->setAttr("at", isa<AllToAllOp>(op)
+                              ? Attribute(builder.getDenseI64ArrayAttr(at))
+                              : index(at));
+    for (auto [result, value] :
+         llvm::zip(op->getResults(), placed->getResults()))
+      made[Key(result, mb, -1)] = value;
   }
 
   void unrollRun(RunOp run, int64_t mb) {

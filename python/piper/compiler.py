@@ -124,7 +124,7 @@ class _Level:
 
 
 _LEVELS = (
-    _Level("chunks", "piper-remat,piper-outline-chunks"),
+    _Level("chunks", "piper-remat,piper-shard,piper-partition,piper-outline-chunks"),
     _Level("cluster", "piper-record,piper-materialize"),
     _Level("programs", "piper-lower", limited=True),
 )

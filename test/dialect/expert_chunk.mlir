@@ -91,11 +91,9 @@ piper.strategy @strategy mesh = @mesh {
   piper.do.replicate <not state = "*.experts.*"> axes = ["dp"] zero = 0 bucket = 25000000 reduce = "last" dtype = f32
   piper.do.replicate <state = "*.experts.*"> axes = ["edp"] zero = 0 bucket = 25000000 reduce = "last" dtype = f32
   piper.do.order @order
-  // Every piece of both chunks stands once, in its lane, in issue order.
-  // CHECK: piper.do.overlap <tag = "layer"> lanes = {compute = "B.join F.router B.experts F.experts B.experts_w B.router F.join", ep = "B.combine F.counts F.dispatch B.dispatch F.combine"}
-  piper.do.overlap <tag = "layer"> lanes = {
-    compute = "B.join F.router B.experts F.experts B.experts_w B.router F.join",
-    ep = "B.combine F.counts F.dispatch B.dispatch F.combine"}
+  // Every piece of both chunks stands once, in issue order.
+  // CHECK: piper.do.overlap <tag = "layer"> order = ["B.join", "B.combine", "F.router", "F.counts", "B.experts", "F.dispatch", "B.dispatch", "F.experts", "F.combine", "B.experts_w", "B.router", "F.join"]
+  piper.do.overlap <tag = "layer"> order = ["B.join", "B.combine", "F.router", "F.counts", "B.experts", "F.dispatch", "B.dispatch", "F.experts", "F.combine", "B.experts_w", "B.router", "F.join"]
   piper.do.update <all> optimizer = "train:make_adamw"
 }
 piper.schedule @order axis = "pp" stages = 2 microbatches = 2

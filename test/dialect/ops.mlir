@@ -94,10 +94,10 @@ piper.strategy @options mesh = @mesh {
 }
 // A word is quoted in print, whether or not it was.
 // CHECK-LABEL: piper.strategy @bare mesh = @mesh
-// CHECK: piper.do.overlap <tag = "layer"> lanes = {}
+// CHECK: piper.do.overlap <tag = "layer"> order = []
 // CHECK: piper.do.update <not all>
 piper.strategy @bare mesh = @mesh {
-  piper.do.overlap <tag = layer> lanes = {}
+  piper.do.overlap <tag = layer> order = []
   piper.do.update <not all> optimizer = "train:sgd"
 }
 // A coordinate may be idle.

@@ -46,6 +46,6 @@ piper.stream @dp
 piper.chunk @a.0$F pass = F stage = 0 (%x: !p) -> !p { return %x : !p }
 piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 1 {
   %x = input "x" mb 0 at 0 : !p
-  // expected-error @+1 {{cannot be lowered yet: expected an instruction of one coordinate, a transfer, an all_reduce, an all_gather or a reduce_scatter}}
+  // expected-error @+1 {{cannot be lowered yet: expected an instruction of one coordinate, a transfer, an all_reduce, an all_gather, a reduce_scatter or an all_to_all}}
   %y = permute %x at [0] shift 1 over ["dp"] on @dp : !p -> !p
 }

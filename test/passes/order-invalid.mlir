@@ -78,17 +78,6 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
 
 // -----
 
-// Overlap is a directive without a pass.
-!x = tensor<4xf32>
-piper.mesh @mesh [pp = 2 unrolled]
-piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{is not implemented: it would have no effect}}
-  piper.do.overlap <tag = "layer"> lanes = {}
-}
-piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
-
-// -----
-
 // Half a backward is none, and one with its halves is two.
 !x = tensor<4xf32>
 piper.mesh @mesh [pp = 1 unrolled]

@@ -1,0 +1,151 @@
+"""An unmodified DeepSeek-V3 at full width, compiled for many ranks and simulated: what is exposed.
+
+    python benchmarks/expert_programs.py
+    python benchmarks/expert_programs.py --schedules DualPipeV --layers 16 --microbatches 24
+
+Compiles transformers' model, all sizes as published but for its layers, all of which have experts, and
+its vocabulary, for a mesh of pipeline ranks times expert ranks, and simulates the programs on the
+machines of a device: 64 ranks share the experts out, in 8 nodes of 8. No weights are made. Needs
+`transformers`. Prints what the step takes, its work, and what of its communication nothing hides,
+by kind. `benchmarks/expert_overlap.py` does it for more ranks and without a compiler.
+
+What the model computes is priced by the device's roofline, kernel by kernel, in bf16; the exchange of
+rows is an `all_to_all` of the expected rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import piper
+import torch
+import torch.nn.functional as F  # noqa: N812
+from piper.cli.text import table as aligned
+from piper.simulate import (
+    Device,
+    Network,
+    ProgramFacts,
+    ProgramSimulation,
+    Roofline,
+    device,
+    simulate_program,
+)
+from piper.simulate.views import format_seconds
+from torch import Tensor, nn
+
+TOKENS: Final = 4096
+VOCABULARY: Final = 8192
+TAGS: Final[Mapping[str, str]] = {
+    "model.embed_tokens": "embed",
+    "model.layers.*": "layer",
+    "model.norm": "head",
+    "lm_head": "head",
+}
+STAGES: Final[Mapping[str, int]] = {"1F1B": 1, "DualPipeV": 2}
+"""How many a rank holds."""
+
+
+def make_model(layers: int) -> nn.Module:
+    """DeepSeek-V3 of so many layers, on meta and in bf16; routers keep their float32."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(
+        num_hidden_layers=layers, first_k_dense_replace=0, vocab_size=VOCABULARY
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = DeepseekV3ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return model
+
+
+def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of the next token."""
+    logits: Any = model(input_ids=batch["ids"], use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["ids"][:, 1:].flatten())
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW."""
+    return torch.optim.AdamW(parameters)
+
+
+def compile_program(
+    model: nn.Module, schedule: str, *, ranks: int, experts: int, microbatches: int
+) -> ProgramFacts:
+    """What the compiler makes of a schedule times expert parallelism."""
+    strategy = piper.Strategy(
+        mesh={"pp": ranks, "ep": experts},
+        directives=[
+            piper.annotate(TAGS),
+            piper.place(stages=STAGES[schedule] * ranks),
+            piper.split(microbatches=microbatches),
+            piper.replicate(axis="ep"),
+            piper.shard("*.experts.*", axis="ep"),
+            piper.order(schedule),
+            piper.update(adamw),
+        ],
+    )
+    batch = {"ids": torch.zeros(microbatches * experts, TOKENS, dtype=torch.int64)}
+    return ProgramFacts.read(piper.compile(model, loss_fn, strategy, batch))
+
+
+def exposed(simulation: ProgramSimulation, kind: str) -> float:
+    """Mean seconds of a rank."""
+    parts = [part for parts in simulation.exposures for part in parts if part.kind == kind]
+    return sum(part.exposed for part in parts) / len(simulation.exposures)
+
+
+def report(options: argparse.Namespace, target: Device) -> Iterator[str]:
+    """Yield a row per schedule."""
+    yield (
+        f"DeepSeek-V3 of {options.layers} layers, pp {options.ranks} x ep {options.experts}, "
+        f"{options.microbatches} microbatches of {TOKENS} tokens, {target.name} at "
+        f"{options.efficiency:.0%} of its roofline"
+    )
+    kinds = ("all_to_all", "messages", "reductions")
+    header = ("schedule", "step", "work", *(f"exposed {kind}" for kind in kinds))
+    rows: list[Sequence[str]] = [(*header, "all_to_all of the step", "compiled in")]
+    model = make_model(options.layers)
+    for schedule in options.schedules:
+        start = time.perf_counter()
+        facts = compile_program(
+            model,
+            schedule,
+            ranks=options.ranks,
+            experts=options.experts,
+            microbatches=options.microbatches,
+        )
+        took = time.perf_counter() - start
+        prices = Roofline(target, facts.kernels, options.efficiency)
+        found = simulate_program(facts, prices, Network.of(target), optimizer=8.0)
+        spent = [found.makespan, sum(found.busy_per_coordinate) / len(found.exposures)]
+        spent += [exposed(found, kind) for kind in kinds]
+        share = f"{exposed(found, 'all_to_all') / found.makespan:.1%}"
+        rows.append((schedule, *map(format_seconds, spent), share, f"{took:.0f}s"))
+    yield from aligned(rows, numbers=7)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--schedules", nargs="+", default=list(STAGES), choices=list(STAGES))
+    parser.add_argument("--layers", type=int, default=8, help="default: 8")
+    parser.add_argument("--ranks", type=int, default=4, help="pipeline ranks (default: 4)")
+    parser.add_argument("--experts", type=int, default=64, help="expert ranks (default: 64)")
+    parser.add_argument("--microbatches", type=int, default=16, help="of a step (default: 16)")
+    parser.add_argument("--device", default="h800", help="default: h800")
+    parser.add_argument("--efficiency", type=float, default=1.0, help="of the peak (default: 1)")
+    options = parser.parse_args(arguments)
+    print("\n".join(report(options, device(options.device))))
+
+
+if __name__ == "__main__":
+    main()

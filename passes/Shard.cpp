@@ -1,0 +1,62 @@
+//===- Shard.cpp - Record which part of states ranks hold
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "passes/Facts.h"
+#include "passes/Passes.h"
+
+#include "dialect/Layouts.h"
+
+using namespace mlir;
+
+namespace piper {
+
+#define GEN_PASS_DEF_SHARDPASS
+#include "passes/Passes.h.inc"
+
+namespace {
+
+class ShardPass : public impl::ShardPassBase<ShardPass> {
+  void runOnOperation() override {
+    MeshOp mesh = findMesh(getOperation());
+    FactRecorder facts;
+    for (auto shard : findDirectives<DoShardOp>(getOperation()))
+      if (failed(record(shard, mesh, facts)))
+        return signalPassFailure();
+  }
+
+  LogicalResult record(DoShardOp shard, MeshOp mesh, FactRecorder &facts) {
+    AxisAttr axis = mesh.lookupAxis(shard.getAxis());
+    if (!axis || axis.getRole() != AxisRole::Manual)
+      return shard.emitOpError("expected a manual axis of the mesh, got '")
+             << shard.getAxis() << "'";
+    auto states = selectStates(shard, shard.getSelect(), /*trainable=*/false);
+    if (failed(states))
+      return failure();
+    LayoutAttr layout =
+        mesh.getManualLayout(Kind::Replicated)
+            .withKind(axis.getName(), Kind::Shard, shard.getDim());
+    for (StateOp state : *states) {
+      ArrayRef<int64_t> shape = state.getTensorType().getShape();
+      int64_t dim = shard.getDim();
+      if (dim >= int64_t(shape.size()) || shape[dim] % axis.getSize() != 0) {
+        InFlightDiagnostic error = shard.emitOpError("expected a dim ")
+                                   << dim << " that " << axis.getSize()
+                                   << " ranks of axis '" << shard.getAxis()
+                                   << "' divide, got @" << state.getSymName()
+                                   << " of type " << state.getTensorType();
+        error.attachNote(state.getLoc()) << "the state is here";
+        return failure();
+      }
+      if (failed(facts.record(state, "layout", layout, shard)))
+        return failure();
+    }
+    return success();
+  }
+};
+
+} // namespace
+} // namespace piper
