@@ -18,15 +18,14 @@
 // within them: see Overlap. One block holds both ends of every message, so its
 // projections to coordinates cannot mismatch or deadlock.
 
+#include "passes/CellTable.h"
 #include "passes/ChunkBuilder.h"
 #include "passes/Coordinates.h"
 #include "passes/Cycles.h"
-#include "passes/OrderedBlock.h"
 #include "passes/Overlap.h"
 #include "passes/Passes.h"
 #include "passes/Sharding.h"
 
-#include "dialect/Cells.h"
 #include "mlir/IR/Builders.h"
 #include "llvm/ADT/DenseSet.h"
 
@@ -43,17 +42,18 @@ class Orderer {
 public:
   Orderer(ClusterOp cluster, SymbolTable &symbols)
       : cluster(cluster), symbols(symbols), graph(cluster.getBlock()),
+        table(cluster, symbols, graph, order),
         overlap(cluster->getParentOfType<ModuleOp>()) {}
 
   LogicalResult run() {
-    if (failed(collectOps()) || failed(readRows()))
+    if (failed(collectOps()) || failed(table.readRows()))
       return failure();
     shareGathers();
     order.sequence.reserve(graph.size());
     for (size_t op = 0; op < graph.size(); ++op)
       if (isa<TangentOp>(graph.ops[op]))
         emitWithMakers(op);
-    if (failed(emitCells()) || (trains() && failed(overlap.checkUsed())))
+    if (failed(emitCells()) || (table.trains() && failed(overlap.checkUsed())))
       return failure();
     for (size_t op = 0; op < graph.size(); ++op)
       emit(op);
@@ -63,29 +63,8 @@ public:
   }
 
 private:
-  //===--------------------------------------------------------------------===//
-  // Cells and rows
-  //===--------------------------------------------------------------------===//
-
-  /// The cell that a run belongs to, and what its pieces exchange; none for a
-  /// run of pass P.
-  std::optional<Cell> getCell(Operation *op) {
-    RunOp run = getRun(op);
-    if (!run)
-      return std::nullopt;
-    auto [chunk, fresh] = chunks.try_emplace(run.getChunkAttr());
-    if (fresh)
-      chunk->second = symbols.lookup<ChunkOp>(run.getChunk());
-    Pass pass = chunk->second.getPass();
-    if (pass == Pass::P)
-      return std::nullopt;
-    return Cell{int64_t(chunk->second.getStage().value_or(0)), pass,
-                int64_t(*run.getMb())};
-  }
-
   /// Notes of every op what ordering asks for, in one walk.
   LogicalResult collectOps() {
-    order.cellOf.assign(graph.size(), none);
     emitted.assign(graph.size(), false);
     for (auto [number, op] : llvm::enumerate(graph.ops)) {
       if (number + OpGraph::ahead < graph.size())
@@ -95,108 +74,10 @@ private:
       order.contributes.push_back(isContribution(op));
       if (ReadOp read = getGathered(op))
         gathers[number] = getGather(read.getSymbolAttr());
-      std::optional<Cell> cell = getCell(op);
-      if (!cell)
-        continue;
-      if (cell->microbatch >= int64_t(cluster.getMicrobatches()))
-        return op->emitOpError("expected a microbatch below ")
-               << cluster.getMicrobatches() << ", got " << cell->microbatch;
-      addRun(number, *cell);
+      if (failed(table.add(number)))
+        return failure();
     }
     return success();
-  }
-
-  void addRun(unsigned op, const Cell &cell) {
-    auto &ofPass = numbers[{cell.stage, cell.pass}];
-    if (size_t(cell.microbatch) >= ofPass.size())
-      ofPass.resize(cell.microbatch + 1, none);
-    unsigned &number = ofPass[cell.microbatch];
-    if (number == none) {
-      number = cells.size();
-      cells.push_back(cell);
-      runs.emplace_back();
-      order.homes.push_back(getHome(graph.ops[op]));
-    }
-    runs[number].push_back(op);
-    order.cellOf[op] = number;
-  }
-
-  /// The op if it is a run, or the run whose results it exchanges; or null.
-  static RunOp getRun(Operation *op) {
-    return isExchange(op) ? findRun(op->getOperand(0)) : dyn_cast<RunOp>(op);
-  }
-
-  static int64_t getHome(Operation *op) {
-    return isa<AllToAllOp>(op) ? getCoordinate(op->getResult(0))
-                               : *getCoordinate(op);
-  }
-
-  /// The number of a cell, or none.
-  unsigned find(const Cell &cell) const {
-    auto found = numbers.find({cell.stage, cell.pass});
-    return found == numbers.end() ||
-                   size_t(cell.microbatch) >= found->second.size()
-               ? none
-               : found->second[cell.microbatch];
-  }
-
-  /// The rows of the schedule; without one, all passes of a microbatch in turn.
-  LogicalResult readRows() {
-    auto schedule = cluster.getOrderAttr()
-                        ? symbols.lookup<ScheduleOp>(*cluster.getOrder())
-                        : ScheduleOp();
-    if (!schedule) {
-      auto &row = rows.emplace_back();
-      for (size_t cell = 0; cell < cells.size(); ++cell)
-        row.push_back(cell);
-      return success();
-    }
-    std::vector<bool> scheduled(cells.size());
-    isPaired.resize(cells.size());
-    for (auto [at, text] :
-         llvm::enumerate(schedule.getRows().getAsRange<StringAttr>())) {
-      std::string reason;
-      auto &row = rows.emplace_back();
-      SmallVector<Cell> parsed = *parseCells(text, reason);
-      for (auto [index, cell] : llvm::enumerate(parsed)) {
-        if (isIdle(cell))
-          continue;
-        unsigned number = find(cell);
-        if (number == none)
-          return schedule.emitOpError("has a cell ")
-                 << cell.str() << " in row " << at
-                 << " that the step does not have";
-        if (order.homes[number] != int64_t(at))
-          return schedule.emitOpError("expected cell ")
-                 << cell.str() << " in row " << order.homes[number]
-                 << ", where its stage is placed, got row " << at;
-        row.push_back(number);
-        scheduled[number] = true;
-        isPaired[number] = cell.isPaired && !isIdle(parsed[index + 1]);
-      }
-    }
-    for (auto [number, cell] : llvm::enumerate(cells))
-      if (!scheduled[number])
-        return schedule.emitOpError("expected a cell ") << cell.str();
-    return success();
-  }
-
-  /// Whether there is a backward pass: an evaluation has none.
-  bool trains() const {
-    return llvm::any_of(cells,
-                        [](const Cell &cell) { return cell.pass != Pass::F; });
-  }
-
-  /// Whether a cell is a backward pass in which its stage does nothing: nothing
-  /// in it is trained or nothing before it, or the step is an evaluation.
-  bool isIdle(const Cell &cell) {
-    if (cell.pass == Pass::F || numbers.contains({cell.stage, cell.pass}))
-      return false;
-    auto exists = [&](Pass pass) {
-      return find(Cell{cell.stage, pass, cell.microbatch}) != none;
-    };
-    return cell.pass == Pass::B ? !exists(Pass::I) && !exists(Pass::W)
-                                : !exists(Pass::B);
   }
 
   //===--------------------------------------------------------------------===//
@@ -250,7 +131,7 @@ private:
   }
 
   bool isReady(unsigned cell) {
-    return llvm::none_of(runs[cell], [&](unsigned run) {
+    return llvm::none_of(table.runs[cell], [&](unsigned run) {
       return llvm::any_of(graph.makers(run), [&](unsigned maker) {
         return isMissing(maker, cell);
       });
@@ -258,14 +139,14 @@ private:
   }
 
   LogicalResult emitCells() {
-    SmallVector<size_t> next(rows.size());
+    SmallVector<size_t> next(table.rows.size());
     size_t left = 0;
-    for (auto &row : rows)
+    for (auto &row : table.rows)
       left += row.size();
     bool apart = false; // whether the cells of a pair need not be ready at once
     while (left > 0) {
       size_t before = left;
-      for (auto [row, at] : llvm::zip(rows, next)) {
+      for (auto [row, at] : llvm::zip(table.rows, next)) {
         if (at == row.size() || !isReady(row[at]))
           continue;
         bool together = overlaps(row, at);
@@ -289,7 +170,7 @@ private:
   LogicalResult emitCell(ArrayRef<unsigned> row, size_t at) {
     if (!gathers.empty())
       emitGathers(row, at);
-    for (unsigned run : runs[row[at]])
+    for (unsigned run : table.runs[row[at]])
       emitWithMakers(run);
     return success();
   }
@@ -298,10 +179,11 @@ private:
   /// overlap, and ranks exchange values within one of them.
   bool overlaps(ArrayRef<unsigned> row, size_t at) {
     auto exchanges = [&](unsigned cell) {
-      return llvm::any_of(
-          runs[cell], [&](unsigned op) { return isExchange(graph.ops[op]); });
+      return llvm::any_of(table.runs[cell], [&](unsigned op) {
+        return isExchange(graph.ops[op]);
+      });
     };
-    return !isPaired.empty() && isPaired[row[at]] && at + 1 < row.size() &&
+    return table.isPaired[row[at]] && at + 1 < row.size() &&
            (exchanges(row[at]) || exchanges(row[at + 1]));
   }
 
@@ -313,7 +195,7 @@ private:
     llvm::DenseMap<Operation *, unsigned> byOp;
     auto getOps = [&](unsigned cell) {
       Overlap::Ops ops;
-      for (unsigned op : runs[cell]) {
+      for (unsigned op : table.runs[cell]) {
         ops.push_back(graph.ops[op]);
         byOp[graph.ops[op]] = op;
       }
@@ -357,7 +239,7 @@ private:
   /// Calls back with what the runs of a cell gather.
   void forGathers(unsigned cell,
                   llvm::function_ref<void(unsigned, const Gather &)> callback) {
-    for (unsigned run : runs[cell])
+    for (unsigned run : table.runs[cell])
       for (unsigned maker : graph.makers(run))
         if (auto found = gathers.find(maker); found != gathers.end())
           callback(maker, found->second);
@@ -368,7 +250,7 @@ private:
   void shareGathers() {
     if (gathers.empty())
       return;
-    for (auto &row : rows) {
+    for (auto &row : table.rows) {
       llvm::DenseMap<Attribute, std::pair<size_t, unsigned>> last;
       for (auto [number, cell] : llvm::enumerate(row))
         forGathers(cell, [&](unsigned op, const Gather &gather) {
@@ -418,35 +300,35 @@ private:
   /// The row of each cell, and its number in that row.
   using Places = SmallVector<std::pair<size_t, size_t>>;
 
-  /// Shows a shortest cycle of rows. There is one: whatever is left waits for a
-  /// run of a row that is left.
+  /// Shows a shortest cycle of table.rows. There is one: whatever is left waits
+  /// for a run of a row that is left.
   LogicalResult reportDeadlock(ArrayRef<size_t> next) {
-    Places places(runs.size());
-    for (auto [row, rowCells] : llvm::enumerate(rows))
+    Places places(table.runs.size());
+    for (auto [row, rowCells] : llvm::enumerate(table.rows))
       for (auto [number, cell] : llvm::enumerate(rowCells))
         places[cell] = {row, number};
     SmallVector<Wait> waits;
-    for (auto [row, rowCells] : llvm::enumerate(rows))
+    for (auto [row, rowCells] : llvm::enumerate(table.rows))
       if (next[row] < rowCells.size())
         collectWaits(rowCells[next[row]], waits);
     SmallVector<Edge> edges;
     for (const Wait &wait : waits)
       edges.push_back({places[order.cellOf[wait.run]].first,
                        places[order.cellOf[wait.maker]].first});
-    Operation *table =
+    Operation *culprit =
         cluster.getOrderAttr() ? symbols.lookup(*cluster.getOrder()) : cluster;
     InFlightDiagnostic error =
-        table->emitOpError("deadlocks: cells wait for each other in a cycle");
-    for (size_t index : findShortestCycle(rows.size(), edges))
+        culprit->emitOpError("deadlocks: cells wait for each other in a cycle");
+    for (size_t index : findShortestCycle(table.rows.size(), edges))
       describe(waits[index], next, places, error);
     return failure();
   }
 
   void describe(const Wait &wait, ArrayRef<size_t> next, const Places &places,
                 InFlightDiagnostic &error) {
-    RunOp run = getRun(graph.ops[wait.run]);
-    RunOp maker = getRun(graph.ops[wait.maker]);
-    Cell cell = *getCell(run), made = *getCell(maker);
+    RunOp run = CellTable::getRun(graph.ops[wait.run]);
+    RunOp maker = CellTable::getRun(graph.ops[wait.maker]);
+    Cell cell = *table.getCell(run), made = *table.getCell(maker);
     auto [from, number] = places[order.cellOf[wait.run]];
     auto [to, behind] = places[order.cellOf[wait.maker]];
     Diagnostic &note = error.attachNote(wait.value.getLoc());
@@ -457,14 +339,14 @@ private:
          << ", which coordinate " << to << " runs in " << made.str()
          << ", number " << behind << " of its row";
     if (behind > next[to]) {
-      unsigned head = runs[rows[to][next[to]]].front();
-      note << ", behind " << getCell(graph.ops[head])->str();
+      unsigned head = table.runs[table.rows[to][next[to]]].front();
+      note << ", behind " << table.getCell(graph.ops[head])->str();
     }
   }
 
   /// Adds everything that the cell at the head of a row waits for.
   void collectWaits(unsigned cell, SmallVectorImpl<Wait> &waits) {
-    for (unsigned run : runs[cell])
+    for (unsigned run : table.runs[cell])
       for (auto [value, maker] :
            llvm::zip(graph.ops[run]->getOperands(), graph.operands(run)))
         if (isMissing(maker, cell))
@@ -484,15 +366,9 @@ private:
   ClusterOp cluster;
   SymbolTable &symbols;
   OpGraph graph;
-  Overlap overlap;
   IssueOrder order;
-  llvm::DenseMap<Attribute, ChunkOp> chunks;
-  std::vector<Cell> cells;
-  /// The numbers of the cells of a stage and pass, by microbatch.
-  llvm::DenseMap<std::pair<int64_t, Pass>, std::vector<unsigned>> numbers;
-  std::vector<SmallVector<unsigned, 4>> runs; // by cell
-  std::vector<SmallVector<unsigned>> rows;    // cells
-  std::vector<bool> isPaired; // by cell: may overlap with the next in its row
+  CellTable table;
+  Overlap overlap;
   std::vector<unsigned> missing;            // makers not emitted, by op
   std::vector<bool> pushed, emitted;        // by op
   llvm::DenseMap<unsigned, Gather> gathers; // by op

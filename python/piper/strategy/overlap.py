@@ -1,0 +1,55 @@
+"""overlap: in which order the pieces of two chunks are issued that may overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from piper.strategy.directive import Directive
+from piper.strategy.text import quoted
+
+
+@dataclass(frozen=True, repr=False)
+class Overlap(Directive):
+    """Where the schedule lets two cells overlap, issue the pieces of their chunks in this `order`.
+
+    Chunks with the tag `tag` of the forward cell are paired with those of the backward cell, in the
+    order in which each cell runs them, which in the backward cell is last first. A chunk is cut
+    into pieces where ranks exchange values within it: `F`, `F1`, `F2` compute, in that order, and
+    `F.dispatch` is what is exchanged; pieces of the backward chunk are named `B`. Each stands once
+    in `order`, behind what it uses. What one stream gets of it, it does in that order.
+
+    Without the directive cells that may overlap take turns: a piece of the backward cell first, as
+    others wait for it, and the host waits for counts once the next piece of compute is queued.
+
+    Raises:
+        ValueError: an empty tag, or no order.
+    """
+
+    tag: str
+    order: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        tag: object = self.tag
+        if not isinstance(tag, str) or not tag:
+            raise ValueError(f"overlap tag must be a glob over tags of chunks, got {tag!r}")
+        if not self.order or not all(isinstance(name, str) for name in self.order):
+            raise ValueError(
+                f"overlap order must be names of pieces such as 'F1' and 'B.dispatch', got "
+                f"{self.order!r}"
+            )
+
+    def op(self) -> str:
+        """See `Directive`."""
+        order = ", ".join(quoted(name) for name in self.order)
+        return f"piper.do.overlap <tag = {quoted(self.tag)}> order = [{order}]"
+
+    def facts(self) -> Mapping[str, object]:
+        """See `Directive`."""
+        return {f"order of {self.tag!r}": self.order}
+
+
+def overlap(tag: str, order: Sequence[str] | str) -> Overlap:
+    """Issue the pieces of chunks that may overlap in this order, a list or words; see `Overlap`."""
+    return Overlap(tag, tuple(order.split() if isinstance(order, str) else order))
