@@ -92,12 +92,16 @@ def Piper_FactsAttr : Piper_Attr<"Facts", "facts"> {
     computed.
 
     `rule` names the dims of operands and results: dims of one name are one factor
-    of the op and have one size. `1` is a dim of one element that broadcasts, and
-    an integer argument listed behind `;` is the size of a factor.
+    of the op, of which a rank has the same part everywhere; a dim that must be
+    whole has a name of its own on each side, and `1` is a dim of one element that
+    broadcasts. Behind `;` come integer arguments that are the size of a factor,
+    `1.2` being item 2 of list 1; factors that results without them are sums over;
+    and whether the op is linear in all operands together.
 
     Example: `#piper.facts<pure, flops = 4096, heavy>`, `#piper.facts<view>`,
     `#piper.facts<pure, flops = 64, rule = "m i, e o i, r e -> m o">`,
-    `#piper.facts<pure, rule = "t k -> n, r e; 2 = r">`
+    `#piper.facts<pure, rule = "m k, k n -> m n; sum k">`,
+    `#piper.facts<view, rule = "a b c -> a b c d; linear, 1.2 = c">`
   }];
   let parameters = (ins EnumParameter<Piper_Effect>:$effect, "int64_t":$flops,
                         "bool":$strided, "bool":$heavy,

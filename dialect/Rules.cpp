@@ -29,24 +29,68 @@ static bool parseSide(StringRef text, SmallVectorImpl<Rule::Dims> &tensors) {
   return true;
 }
 
+/// Parses `2 = r` or `1.2 = h`.
+static std::optional<Rule::Size> parseSize(StringRef text) {
+  auto [place, name] = text.split('=');
+  auto [position, index] = place.trim().split('.');
+  Rule::Size size = {0, std::nullopt, name.trim()};
+  if (position.getAsInteger(10, size.position) || size.name.empty())
+    return std::nullopt;
+  if (!index.empty() && index.getAsInteger(10, size.index.emplace()))
+    return std::nullopt;
+  return size;
+}
+
 std::optional<Rule> parseRule(StringRef text) {
   Rule rule;
-  auto [dims, sizes] = text.split(';');
+  auto [dims, rest] = text.split(';');
   size_t arrow = dims.find("->");
   if (arrow == StringRef::npos ||
       !parseSide(dims.take_front(arrow), rule.operands) ||
       !parseSide(dims.drop_front(arrow + 2), rule.results))
     return std::nullopt;
   SmallVector<StringRef> entries;
-  sizes.split(entries, ',', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
+  rest.split(entries, ',', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
   for (StringRef entry : entries) {
-    auto [position, name] = entry.split('=');
-    int64_t index;
-    if (position.trim().getAsInteger(10, index) || name.trim().empty())
-      return std::nullopt;
-    rule.sizes.push_back({index, name.trim()});
+    entry = entry.trim();
+    if (entry == "linear") {
+      rule.isLinear = true;
+    } else if (entry.consume_front("sum ")) {
+      rule.sums.push_back(entry.trim());
+    } else {
+      std::optional<Rule::Size> size = parseSize(entry);
+      if (!size)
+        return std::nullopt;
+      rule.sizes.push_back(*size);
+    }
   }
   return rule;
+}
+
+IntegerAttr Rule::Size::get(ArrayAttr args) const {
+  if (position < 0 || position >= int64_t(args.size()))
+    return {};
+  Attribute arg = args[position];
+  if (!index)
+    return dyn_cast<IntegerAttr>(arg);
+  auto list = dyn_cast<ArrayAttr>(arg);
+  return list && *index >= 0 && *index < int64_t(list.size())
+             ? dyn_cast<IntegerAttr>(list[*index])
+             : IntegerAttr();
+}
+
+ArrayAttr Rule::Size::set(ArrayAttr args, int64_t size) const {
+  MLIRContext *context = args.getContext();
+  SmallVector<Attribute> changed(args.getValue());
+  auto number = IntegerAttr::get(get(args).getType(), size);
+  if (!index) {
+    changed[position] = number;
+  } else {
+    SmallVector<Attribute> list(cast<ArrayAttr>(args[position]).getValue());
+    list[*index] = number;
+    changed[position] = ArrayAttr::get(context, list);
+  }
+  return ArrayAttr::get(context, changed);
 }
 
 SmallVector<Rule::Dims> getResultDims(TorchOp op, const Rule &rule) {

@@ -14,13 +14,31 @@
 
 namespace piper {
 
-/// A rule such as "t k -> n, r e; 2 = r", parsed. Names point into its text.
+/// A rule such as "m k, k n -> m n; sum k" or "a b c -> a b c d; 1.2 = c",
+/// parsed. Names point into its text.
 struct Rule {
   using Dims = llvm::SmallVector<llvm::StringRef, 4>;
 
+  /// An integer argument that is the size of a factor: by position, and by its
+  /// index if the argument is a list.
+  struct Size {
+    int64_t position;
+    std::optional<int64_t> index;
+    llvm::StringRef name;
+
+    /// The argument among those of an op; null if there is none.
+    mlir::IntegerAttr get(mlir::ArrayAttr args) const;
+    /// The arguments with another size.
+    mlir::ArrayAttr set(mlir::ArrayAttr args, int64_t size) const;
+  };
+
   llvm::SmallVector<Dims, 4> operands, results;
-  /// Integer arguments that are the size of a factor, by position.
-  llvm::SmallVector<std::pair<int64_t, llvm::StringRef>> sizes;
+  llvm::SmallVector<Size> sizes;
+  /// Factors that results without them are sums over.
+  llvm::SmallVector<llvm::StringRef> sums;
+  /// Whether results are linear in all operands together: of unfinished sums
+  /// they are unfinished sums.
+  bool isLinear = false;
 
   /// Whether a name is that of a dim of one element, which is no factor.
   static bool isOne(llvm::StringRef name) { return name == "1"; }

@@ -304,12 +304,11 @@ static LogicalResult verifyRule(TorchOp op) {
     return op.emitOpError("expected a rule that names each dim of operands "
                           "and results, got ")
            << text;
-  for (auto [position, name] : rule->sizes)
-    if (position < 0 || position >= int64_t(op.getArgs().size()) ||
-        !isa<IntegerAttr>(op.getArgs()[position]))
+  for (const Rule::Size &size : rule->sizes)
+    if (!size.get(op.getArgs()))
       return op.emitOpError("expected argument ")
-             << position << " to be an integer, as its rule " << text
-             << " says";
+             << size.position << " to give the size of " << size.name
+             << ", as its rule " << text << " says";
   return success();
 }
 

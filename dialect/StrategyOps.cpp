@@ -8,6 +8,8 @@
 #include "dialect/Cells.h"
 #include "dialect/Layouts.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <cmath>
 
 using namespace mlir;
@@ -113,6 +115,39 @@ LogicalResult DoRematOp::verify() {
 LogicalResult DoStreamOp::verify() {
   if (!getPriority() && !getSms())
     return emitOpError("expected a priority, sms or both, got neither");
+  return success();
+}
+
+ArrayRef<StringRef> DoUserPassOp::getPoints() {
+  static constexpr StringRef points[] = {"step", "chunks", "facts", "cluster"};
+  return points;
+}
+
+/// Whether Python knows an option's value by its type alone.
+static bool isOption(Attribute value) {
+  if (auto integer = dyn_cast<IntegerAttr>(value))
+    return integer.getType().isInteger(1) || integer.getType().isInteger(64);
+  if (auto number = dyn_cast<FloatAttr>(value))
+    return number.getType().isF64();
+  return isa<StringAttr>(value);
+}
+
+LogicalResult DoUserPassOp::verify() {
+  auto [file, name] = getFunction().split(':');
+  if (file.empty() || name.empty() || name.contains(':'))
+    return emitOpError("expected a function such as "
+                       "\"package.module:function\", got ")
+           << getFunctionAttr();
+  if (!llvm::is_contained(getPoints(), getAt()))
+    return emitOpError("expected a point of ")
+           << llvm::join(getPoints(), ", ") << ", got " << getAtAttr();
+  if (getOptions())
+    for (NamedAttribute option : *getOptions())
+      if (!isOption(option.getValue()))
+        return emitOpError("expected option '")
+               << option.getName().getValue()
+               << "' to be a string, an i64, an f64 or a boolean, got "
+               << option.getValue();
   return success();
 }
 

@@ -261,6 +261,43 @@ def Piper_DoStreamOp : Piper_DirectiveOp<"stream"> {
   let hasVerifier = 1;
 }
 
+def Piper_DoUserPassOp : Piper_DirectiveOp<"user_pass"> {
+  let summary = "run a pass of the user's own at a point of the sequence of passes";
+  let description = [{
+    `function` is the import path of a Python function, which is called with the
+    module and the options and rewrites the module. `python -m piper.opt` and
+    `piper.compile` call it where `piper-user-passes` of its point stands, and mark
+    the directive `done`; several at one point are called in the order written.
+    C++ drivers refuse it there.
+
+    | point | the module then has |
+    |---|---|
+    | `"step"` | captured steps, op by op |
+    | `"chunks"` | outlined steps, chunks and kernels |
+    | `"facts"` | the same, with what directives recorded |
+    | `"cluster"` | the ordered cluster |
+
+    **Constraints**
+    - the function is `package.module:function`
+    - the point is one of these
+    - options are strings, 64-bit integers, f64 floats and booleans
+
+    ```mlir
+    piper.do.user_pass "own_pass:centralize" at "step" options {states = "layers.*"}
+    ```
+  }];
+  let arguments = (ins StrAttr:$function, StrAttr:$at,
+                       OptionalAttr<DictionaryAttr>:$options, UnitAttr:$done);
+  let assemblyFormat = [{
+    $function `at` $at (`options` $options^)? (`done` $done^)? attr-dict
+  }];
+  let hasVerifier = 1;
+  let extraClassDeclaration = [{
+    /// The points, in the order in which the compiler comes to them.
+    static llvm::ArrayRef<llvm::StringRef> getPoints();
+  }];
+}
+
 def Piper_ScheduleOp : Piper_Op<"schedule", [Symbol]> {
   let summary = "give the order of cells on each coordinate, as a table";
   let description = [{

@@ -166,8 +166,10 @@ private:
         dims.join(rows, rows);
         Change &change = changes[dims.find(rows)];
         change.expect = getSize(op.getInputs()[0], 0);
-        change.bound = capacity ? std::ceil(*capacity * change.expect)
-                                : change.expect * axis.getSize();
+        change.bound = change.expect * axis.getSize(); // all rows of all ranks
+        if (capacity)
+          change.bound = std::min<int64_t>(
+              change.bound, std::ceil(*capacity * change.expect));
         change.expect = std::min(change.expect, change.bound);
       }
     }
@@ -224,8 +226,24 @@ private:
   LogicalResult rewrite(Operation *op) {
     if (auto torch = dyn_cast<TorchOp>(op))
       return rewriteTorch(torch);
-    if (isa<ReadOp>(op))
-      op->getResult(0).setType(getType(op->getResult(0)));
+    if (auto read = dyn_cast<ReadOp>(op))
+      return rewriteRead(read);
+    return success();
+  }
+
+  LogicalResult rewriteRead(ReadOp read) {
+    auto state = symbols.lookup<StateOp>(read.getSymbol());
+    if (isTouched(read.getResult()) && !state.getLayoutAttr()) {
+      InFlightDiagnostic error =
+          state.emitOpError("is used together with states that ranks along "
+                            "axis '")
+          << axis.getName().getValue()
+          << "' share out, expected a shard directive to select @"
+          << state.getSymName() << ", too";
+      error.attachNote(shard->getLoc()) << "the others are shared out here";
+      return failure();
+    }
+    read.getResult().setType(getType(read.getResult()));
     return success();
   }
 
@@ -274,12 +292,29 @@ private:
     }
     if (divided && whole && !isGrouped(op))
       return fail(op) << "but mixes it with values that are whole";
+    if (failed(checkRows(op, rule)))
+      return failure();
     return setSizes(op, rule);
   }
 
+  /// Experts get rows that were dispatched, and the counts that were exchanged.
+  LogicalResult checkRows(TorchOp op, const Rule &rule) {
+    if (!isGrouped(op) || rule.operands.front().front() != "m")
+      return success();
+    if (const Change *rows = findChange(op.getInputs()[0], 0);
+        !rows || !rows->bound)
+      return fail(op) << "but takes rows that were not sent to the ranks of "
+                         "their experts, expected those of moe_dispatch";
+    Value received = op.getInputs().back();
+    if (!received.getDefiningOp<AllToAllOp>())
+      return fail(op) << "but takes counts of rows that are sent, expected "
+                         "those of moe_exchange_counts, which are received";
+    return success();
+  }
+
   InFlightDiagnostic fail(TorchOp op) {
-    InFlightDiagnostic error = op.emitOpError("computes with what ranks along "
-                                              "axis '")
+    InFlightDiagnostic error = op.emitError(op.getOpName())
+                               << " computes with what ranks along axis '"
                                << axis.getName().getValue()
                                << "' hold parts of, ";
     error.attachNote(shard->getLoc()) << "states are shared out here";
@@ -288,26 +323,29 @@ private:
 
   /// Writes new sizes into the integer arguments that state them.
   LogicalResult setSizes(TorchOp op, const Rule &rule) {
-    SmallVector<Attribute> args(op.getArgs().getValue());
-    for (auto [position, name] : rule.sizes)
-      for (auto [names, value] :
-           llvm::zip(getResultDims(op, rule), op.getResults()))
-        for (auto [dim, other] : llvm::enumerate(names)) {
-          const Change *change =
-              other == name ? findChange(value, dim) : nullptr;
-          if (!change)
-            continue;
-          if (change->bound)
-            return fail(op)
-                   << "but states the size of dim " << dim
-                   << ", which is known at run time, as argument " << position;
-          int64_t size = cast<IntegerAttr>(args[position]).getInt();
-          args[position] = builder.getI64IntegerAttr(size / change->divide *
-                                                     change->multiply);
-          break;
-        }
-    op.setArgsAttr(builder.getArrayAttr(args));
+    for (const Rule::Size &size : rule.sizes) {
+      const Change *change = findChange(op, rule, size.name);
+      if (!change)
+        continue;
+      if (change->bound)
+        return fail(op) << "but states a size that is known at run time as "
+                           "argument "
+                        << size.position;
+      int64_t old = size.get(op.getArgs()).getInt();
+      op.setArgsAttr(
+          size.set(op.getArgs(), old / change->divide * change->multiply));
+    }
     return success();
+  }
+
+  /// What becomes of a factor of an op's results.
+  const Change *findChange(TorchOp op, const Rule &rule, StringRef factor) {
+    for (auto [names, value] :
+         llvm::zip(getResultDims(op, rule), op.getResults()))
+      for (auto [dim, name] : llvm::enumerate(names))
+        if (name == factor)
+          return findChange(value, dim);
+    return nullptr;
   }
 
   /// The op is erased at the end: its values are names of dims until then.

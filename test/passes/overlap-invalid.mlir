@@ -1,0 +1,27 @@
+// Orders of pieces that cannot be, for the layer of partition.mlir.
+
+// DEFINE: %{compile} = not piper-opt --piper-shard --piper-partition --piper-outline-chunks --piper-record --piper-materialize
+
+// A piece that the chunks do not have.
+// RUN: sed -e 's/"1F0 1B0 1F1 1B1"/"1F0 (1F1;1B0)OVERLAP_F_B 1B1"/' -e 's/^  piper.do.order/  piper.do.overlap <tag = "moe"> order = ["B", "B.dispatch", "F3"]\n&/' %S/partition.mlir | %{compile} 2>&1 | FileCheck %s --check-prefix=UNKNOWN
+// UNKNOWN: error: 'piper.do.overlap' op expected each piece of chunks 'moe.0' and 'moe.0' once, which are B, B.dispatch, B1, B.collect, B2, F, F.counts, F.dispatch, F1, F.collect, F2, got "F3"{{$}}
+
+// A piece comes once.
+// RUN: sed -e 's/"1F0 1B0 1F1 1B1"/"1F0 (1F1;1B0)OVERLAP_F_B 1B1"/' -e 's/^  piper.do.order/  piper.do.overlap <tag = "moe"> order = ["F", "B", "F"]\n&/' %S/partition.mlir | %{compile} 2>&1 | FileCheck %s --check-prefix=TWICE
+// TWICE: error: 'piper.do.overlap' op expected each piece of chunks 'moe.0' and 'moe.0' once, which are {{.*}}, got "F" twice
+
+// What a piece uses is there.
+// RUN: sed -e 's/"1F0 1B0 1F1 1B1"/"1F0 (1F1;1B0)OVERLAP_F_B 1B1"/' -e 's/^  piper.do.order/  piper.do.overlap <tag = "moe"> order = ["F", "F.dispatch", "F.counts", "F1", "F.collect", "F2", "B", "B.dispatch", "B1", "B.collect", "B2"]\n&/' %S/partition.mlir | %{compile} 2>&1 | FileCheck %s --check-prefix=EARLY
+// EARLY: error: 'piper.do.overlap' op expected "F.dispatch" behind what it uses, which comes later
+
+// No piece is left out.
+// RUN: sed -e 's/"1F0 1B0 1F1 1B1"/"1F0 (1F1;1B0)OVERLAP_F_B 1B1"/' -e 's/^  piper.do.order/  piper.do.overlap <tag = "moe"> order = ["F", "F.counts", "F.dispatch", "F1", "F.collect", "F2", "B", "B.dispatch", "B1"]\n&/' %S/partition.mlir | %{compile} 2>&1 | FileCheck %s --check-prefix=LEFT
+// LEFT: error: 'piper.do.overlap' op expected each piece of chunks 'moe.0' and 'moe.0' once, got no B.collect, B2
+
+// A directive that selects no chunk of the pair has no effect.
+// RUN: sed -e 's/"1F0 1B0 1F1 1B1"/"1F0 (1F1;1B0)OVERLAP_F_B 1B1"/' -e 's/^  piper.do.order/  piper.do.overlap <tag = "embed"> order = ["F", "B"]\n&/' %S/partition.mlir | %{compile} 2>&1 | FileCheck %s --check-prefix=CHUNK
+// CHUNK: error: 'piper.do.overlap' op selects no chunks that may overlap: expected a pair of cells such as (0F1;0B0)OVERLAP_F_B in the schedule and chunks in both, between whose pieces ranks exchange values, got #piper.select<tag = "embed">
+
+// Nor has one without such a pair in the schedule.
+// RUN: sed -e 's/^  piper.do.order/  piper.do.overlap <tag = "moe"> order = ["F", "B"]\n&/' %S/partition.mlir | %{compile} 2>&1 | FileCheck %s --check-prefix=PAIR
+// PAIR: error: 'piper.do.overlap' op selects no chunks that may overlap: {{.*}}, got #piper.select<tag = "moe">
