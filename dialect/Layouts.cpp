@@ -53,7 +53,21 @@ RankedTensorType piper::kernelView(Type type, Type like) {
                                           kept.getBound(), kept.getExpect()));
 }
 
-Kind piper::dual(Kind kind) {
+LayoutAttr piper::dual(LayoutAttr layout, MeshOp mesh) {
+  for (AxisKindAttr axis :
+       layout ? layout.getAxes() : ArrayRef<AxisKindAttr>()) {
+    AxisAttr known = mesh ? mesh.lookupAxis(axis.getAxis()) : AxisAttr();
+    layout = layout.withKind(
+        axis.getAxis(),
+        dual(axis.getKind(), known ? known.getRole() : AxisRole::Manual),
+        axis.getDim());
+  }
+  return layout;
+}
+
+Kind piper::dual(Kind kind, AxisRole role) {
+  if (role == AxisRole::Auto)
+    return kind;
   if (kind == Kind::Replicated)
     return Kind::Partial;
   return kind == Kind::Partial ? Kind::Replicated : kind;

@@ -28,8 +28,14 @@ mlir::RankedTensorType withKinds(mlir::Type type, LayoutAttr kinds);
 /// name, and without bounds.
 mlir::RankedTensorType kernelView(mlir::Type type, mlir::Type like);
 
-/// The kind that a gradient has where its primal has `kind`.
-Kind dual(Kind kind);
+/// The kind that a gradient has where its primal has `kind`. On a manual axis
+/// each rank has a share of the loss, so that the gradient of what is
+/// replicated is partial; on an auto axis all have the whole of it.
+Kind dual(Kind kind, AxisRole role);
+
+/// The layout of a gradient whose primal has this layout; null for null. An axis
+/// that the mesh, which may be null, does not have counts as manual.
+LayoutAttr dual(LayoutAttr layout, MeshOp mesh);
 
 /// The module's mesh, or null. Searched from the front, where the frontend puts
 /// it; passes add only streams before it.

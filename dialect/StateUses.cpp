@@ -138,7 +138,9 @@ LogicalResult UnpackOp::verifySymbolUses(SymbolTableCollection &symbols) {
 
 /// Checks a packed gradient on one axis: of states that ranks share it is a
 /// partial sum, of states of its own a rank has the whole gradient.
-static LogicalResult verifyPacked(PackOp op, Members &members, StringRef axis) {
+static LogicalResult verifyPacked(PackOp op, Members &members,
+                                  AxisAttr rankAxis) {
+  StringRef axis = rankAxis.getName();
   Kind held = members.getStateKind(axis);
   for (Value member : op.getMembers()) {
     Kind kind = getKind(member.getType(), axis);
@@ -146,7 +148,8 @@ static LogicalResult verifyPacked(PackOp op, Members &members, StringRef axis) {
       return op.emitOpError("expected replicated or varying members on axis '")
              << axis << "', got " << member.getType();
   }
-  Kind expected = held == Kind::Replicated ? Kind::Partial : Kind::Varying;
+  Kind expected =
+      held == Kind::Replicated ? dual(held, rankAxis.getRole()) : Kind::Varying;
   if (getKind(op.getResult().getType(), axis) != expected)
     return op.emitOpError("expected a contribution that is ")
            << stringifyKind(expected) << " on axis '" << axis << "', got "
@@ -160,8 +163,8 @@ LogicalResult PackOp::verifySymbolUses(SymbolTableCollection &symbols) {
                     getMembers().getTypes(), symbols);
   if (failed(members))
     return failure();
-  for (AxisAttr axis : members->mesh.getAxesWithRole(AxisRole::Manual))
-    if (failed(verifyPacked(*this, *members, axis.getName())))
+  for (AxisAttr axis : members->mesh.getRankAxes())
+    if (failed(verifyPacked(*this, *members, axis)))
       return failure();
   return success();
 }

@@ -178,8 +178,9 @@ static LogicalResult verifyDual(ChunkOp chunk, Type primal, Type gradient,
   LayoutAttr layout = getLayout(primal);
   if (!layout)
     return success();
+  LayoutAttr duals = dual(layout, findMesh(chunk));
   for (AxisKindAttr axis : layout.getAxes()) {
-    Kind expected = dual(axis.getKind());
+    Kind expected = duals.getKind(axis.getAxis());
     Kind got = getKind(gradient, axis.getAxis());
     if (got != expected)
       return chunk.emitOpError("expected the gradient of ")
@@ -376,7 +377,7 @@ static LogicalResult verifyCall(Operation *op, FunctionType type,
 /// On a manual axis a kernel mixes what it is given: only of replicated
 /// operands are results replicated, and no operand may be an unfinished sum.
 static LogicalResult verifyLaunchKinds(LaunchOp launch, MeshOp mesh) {
-  for (AxisAttr axis : mesh.getAxesWithRole(AxisRole::Manual)) {
+  for (AxisAttr axis : mesh.getRankAxes()) {
     StringRef name = axis.getName();
     bool replicated = true;
     for (Value input : launch.getInputs()) {

@@ -68,10 +68,20 @@ int64_t MeshOp::getNumCoordinates() {
   return axis ? axis.getSize() : 1;
 }
 
-LayoutAttr MeshOp::getManualLayout(Kind kind) {
+SmallVector<AxisAttr> MeshOp::getRankAxes() {
+  SmallVector<AxisAttr> axes;
+  for (auto axis : getAxes().getAsRange<AxisAttr>())
+    if (axis.getRole() != AxisRole::Unrolled)
+      axes.push_back(axis);
+  return axes;
+}
+
+LayoutAttr MeshOp::getRankLayout(Kind kind) {
   SmallVector<AxisKindAttr> kinds;
-  for (AxisAttr axis : getAxesWithRole(AxisRole::Manual))
-    kinds.push_back(AxisKindAttr::get(getContext(), axis.getName(), kind, 0));
+  for (AxisAttr axis : getRankAxes())
+    kinds.push_back(AxisKindAttr::get(
+        getContext(), axis.getName(),
+        axis.getRole() == AxisRole::Auto ? Kind::Replicated : kind, 0));
   return kinds.empty() ? LayoutAttr()
                        : LayoutAttr::get(getContext(), kinds, 0, 0);
 }

@@ -45,8 +45,11 @@ def Piper_MeshOp : Piper_Op<"mesh", [Symbol]> {
     AxisAttr getUnrolledAxis();
     /// Number of coordinates along the unrolled axes; one if there are none.
     int64_t getNumCoordinates();
-    /// The layout with `kind` on every manual axis; null if there is none.
-    LayoutAttr getManualLayout(Kind kind);
+    /// The manual and auto axes: those on which ranks of one program lie.
+    ::llvm::SmallVector<AxisAttr> getRankAxes();
+    /// The layout with `kind` on every manual axis, and replicated on auto axes;
+    /// null if there are neither.
+    LayoutAttr getRankLayout(Kind kind);
   }];
 }
 

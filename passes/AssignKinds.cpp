@@ -32,8 +32,8 @@ class KindAssigner {
 public:
   KindAssigner(StepOp step, SymbolTable &symbols, MeshOp mesh)
       : step(step), symbols(symbols),
-        replicated(mesh.getManualLayout(Kind::Replicated)),
-        partial(mesh.getManualLayout(Kind::Partial)) {}
+        replicated(mesh.getRankLayout(Kind::Replicated)),
+        partial(mesh.getRankLayout(Kind::Partial)) {}
 
   void run() {
     for (auto [argument, dim] :
@@ -44,9 +44,8 @@ public:
         setKinds(tangent.getResult(), replicated);
       else if (auto run = dyn_cast<RunOp>(op))
         assignRun(run);
-      else if (auto exchange = dyn_cast<AllToAllOp>(op))
-        setKinds(exchange.getResults().front(),
-                 getLayout(exchange.getInputs().front().getType()));
+      else if (auto exchange = dyn_cast<CollectiveOpInterface>(op))
+        assignExchange(exchange);
     }
   }
 
@@ -57,6 +56,35 @@ private:
     for (auto axis : step.getAxesAttr().getAsRange<StringAttr>())
       layout = layout.withKind(axis, Kind::Varying);
     return layout;
+  }
+
+  /// What is exchanged is what the exchange takes: an unfinished sum, or a part
+  /// of a dim. A launch makes no such kinds, so the chunk says it.
+  void assignExchange(CollectiveOpInterface op) {
+    Value input = op.getInputs().front(), result = op.getTensors().front();
+    LayoutAttr given = getLayout(input.getType()), made = given;
+    for (auto axis : op.getOver().getAsRange<StringAttr>()) {
+      if (auto gather = dyn_cast<AllGatherOp>(op.getOperation()))
+        given = given.withKind(axis, Kind::Shard, gather.getDim());
+      else if (isa<AllReduceOp, ReduceScatterOp>(op))
+        given = given.withKind(axis, Kind::Partial);
+      if (auto scatter = dyn_cast<ReduceScatterOp>(op.getOperation()))
+        made = made.withKind(axis, Kind::Shard, scatter.getDim());
+      else if (!isa<AllToAllOp>(op))
+        made = made.withKind(axis, Kind::Replicated);
+    }
+    if (given != getLayout(input.getType()))
+      relabelResult(input, given);
+    setKinds(result, made);
+  }
+
+  /// Lets the chunk that makes a value give it another kind.
+  void relabelResult(Value value, LayoutAttr layout) {
+    auto run = value.getDefiningOp<RunOp>();
+    auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
+    auto returned = cast<ReturnOp>(chunk.getBody().front().back());
+    relabel(returned, cast<OpResult>(value).getResultNumber(), layout);
+    finish(run, chunk, returned);
   }
 
   /// What ranks hold of a state.
@@ -81,13 +109,18 @@ private:
     auto returned = cast<ReturnOp>(block.back());
     for (auto [index, result] : llvm::enumerate(run.getResults()))
       if (isShareOfTotal(result))
-        relabel(returned, index);
+        relabel(returned, index, partial);
+    finish(run, chunk, returned);
+  }
+
+  /// Makes the types of a chunk and of its run those of what it returns.
+  static void finish(RunOp run, ChunkOp chunk, ReturnOp returned) {
     for (auto [result, value] :
          llvm::zip(run.getResults(), returned.getValues()))
       result.setType(value.getType());
-    chunk.setFunctionType(FunctionType::get(chunk.getContext(),
-                                            block.getArgumentTypes(),
-                                            returned.getValues().getTypes()));
+    chunk.setFunctionType(FunctionType::get(
+        chunk.getContext(), chunk.getBody().front().getArgumentTypes(),
+        returned.getValues().getTypes()));
   }
 
   /// Whether a value is a loss or a count.
@@ -99,12 +132,12 @@ private:
     });
   }
 
-  void relabel(ReturnOp returned, size_t index) {
+  static void relabel(ReturnOp returned, size_t index, LayoutAttr layout) {
     OpBuilder builder(returned);
     Value value = returned.getOperand(index);
-    auto share = RelabelOp::create(builder, value.getLoc(),
-                                   withLayout(value.getType(), partial), value);
-    returned.setOperand(index, share);
+    auto renamed = RelabelOp::create(builder, value.getLoc(),
+                                     withKinds(value.getType(), layout), value);
+    returned.setOperand(index, renamed);
   }
 
   StepOp step;
@@ -115,7 +148,7 @@ private:
 class AssignKindsPass : public impl::AssignKindsPassBase<AssignKindsPass> {
   void runOnOperation() override {
     MeshOp mesh = findMesh(getOperation());
-    if (!mesh || mesh.getAxesWithRole(AxisRole::Manual).empty())
+    if (!mesh || mesh.getRankAxes().empty())
       return;
     SymbolTable symbols(getOperation());
     for (auto step : getOperation().getOps<StepOp>())

@@ -49,8 +49,8 @@ LogicalResult CellTable::add(unsigned number) {
 }
 
 static int64_t getHome(Operation *op) {
-  return isa<AllToAllOp>(op) ? getCoordinate(op->getResult(0))
-                             : *getCoordinate(op);
+  return isa<CollectiveOpInterface>(op) ? getCoordinate(op->getResult(0))
+                                        : *getCoordinate(op);
 }
 
 void CellTable::addRun(unsigned op, const Cell &cell) {

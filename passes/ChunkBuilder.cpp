@@ -17,7 +17,10 @@ using namespace mlir;
 
 namespace piper {
 
-bool isExchange(Operation *op) { return isa<AllToAllOp, HostWaitOp>(op); }
+bool isExchange(Operation *op) {
+  return isa<AllToAllOp, HostWaitOp>(op) ||
+         (isa<CollectiveOpInterface>(op) && op->hasAttr("label"));
+}
 
 RunOp findRun(Value value) {
   Operation *op = value.getDefiningOp();

@@ -15,8 +15,9 @@
 
 namespace piper {
 
-/// Whether an op exchanges values between ranks within a chunk, or waits for
-/// their sizes: in a step it stands between the runs of the chunk's pieces.
+/// Whether an op exchanges values between ranks within a chunk, which its label
+/// names, or waits for their sizes: in a step it stands between the runs of the
+/// chunk's pieces.
 bool isExchange(mlir::Operation *op);
 
 /// The run that made a value, perhaps before ranks exchanged or converted it;

@@ -205,11 +205,7 @@ private:
   LayoutAttr getContributionLayout(BucketOp bucket) {
     auto member = cast<FlatSymbolRefAttr>(bucket.getMembers()[0]);
     auto state = symbols.lookup<StateOp>(member.getValue());
-    LayoutAttr layout = getHeldLayout(state, mesh);
-    for (AxisKindAttr axis :
-         layout ? layout.getAxes() : ArrayRef<AxisKindAttr>())
-      layout = layout.withKind(axis.getAxis(), dual(axis.getKind()));
-    return layout;
+    return dual(getHeldLayout(state, mesh), mesh);
   }
 
   /// The member's value inside a chunk; the first read of a bucket adds the
@@ -227,7 +223,7 @@ private:
         LayoutAttr layout = state.getLayoutAttr();
         types.push_back(RankedTensorType::get(
             localShape(state, mesh), state.getTensorType().getElementType(),
-            layout ? layout : mesh.getManualLayout(Kind::Replicated)));
+            layout ? layout : mesh.getRankLayout(Kind::Replicated)));
       }
       builder.setInsertionPointToStart(&block);
       op = UnpackOp::create(builder, read.getLoc(), types,

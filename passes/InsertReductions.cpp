@@ -288,7 +288,7 @@ private:
   /// the result is at all of them.
   SmallVector<Value>
   sumSquares(Location loc, ArrayRef<SmallVector<Value>> gradients, Type dtype) {
-    LayoutAttr layout = mesh.getManualLayout(Kind::Replicated);
+    LayoutAttr layout = mesh.getRankLayout(Kind::Replicated);
     for (ArrayRef<Value> values : gradients)
       if (!values.empty())
         for (Kind kind : {Kind::Shard, Kind::Varying})

@@ -10,6 +10,7 @@
 // communicator of its direction; what crosses streams is ordered by events;
 // each value is freed after its last use.
 
+#include "passes/ChunkBuilder.h"
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Frees.h"
@@ -59,9 +60,9 @@ public:
   /// The communicator of a collective: gathers and exchanges have one of their
   /// own, so that they do not queue behind reductions.
   FlatSymbolRefAttr getCollective(CollectiveOpInterface op) {
-    std::string name = isa<AllGatherOp>(op)  ? "gather"
-                       : isa<AllToAllOp>(op) ? "exchange"
-                                             : "reduce";
+    std::string name = isExchange(op)         ? "exchange"
+                       : isa<AllGatherOp>(op) ? "gather"
+                                              : "reduce";
     for (auto axis : op.getOver().getAsRange<StringAttr>())
       name += "." + axis.getValue().str();
     if (auto across = op->getAttrOfType<StringAttr>("across"))

@@ -89,7 +89,8 @@ private:
   static bool isPushed(Operation *op) {
     if (isa<TransferOp>(op) || isContribution(op))
       return true;
-    if (!isa<AllReduceOp, ReduceScatterOp, ConvertOp, SliceOp>(op))
+    if (isExchange(op) ||
+        !isa<AllReduceOp, ReduceScatterOp, ConvertOp, SliceOp>(op))
       return false;
     Operation *maker = op->getOperand(0).getDefiningOp();
     return isa<RunOp>(maker) || (!isa<TransferOp>(maker) && isPushed(maker));

@@ -105,7 +105,7 @@ private:
       Operation *maker = operand.getDefiningOp();
       if (!maker || getTag(maker) != tag)
         continue;
-      bool crosses = isa<AllToAllOp>(maker) && !isExchange(op);
+      bool crosses = isa<CollectiveOpInterface>(maker) && !isExchange(op);
       piece = std::max(piece, chunks[chunkOf.lookup(maker)].piece + crosses);
     }
     return piece;

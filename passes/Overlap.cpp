@@ -68,9 +68,8 @@ Pieces getPieces(ArrayRef<Operation *> ops) {
       continue;
     }
     std::string name = getRun(op).getChunk().split('$').second.str();
-    if (auto exchange = dyn_cast<AllToAllOp>(op))
-      name =
-          (Twine(name[0]) + "." + exchange.getLabel()->split(' ').second).str();
+    if (auto label = op->getAttrOfType<StringAttr>("label"))
+      name = (Twine(name[0]) + "." + label.getValue().split(' ').second).str();
     Piece &piece = pieces.emplace_back();
     piece.name = name;
     if (isExchange(op))

@@ -96,6 +96,25 @@ def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
 }
 
 //===----------------------------------------------------------------------===//
+// Users' own passes
+//===----------------------------------------------------------------------===//
+
+def UserPassesPass : Piper_Pass<"piper-user-passes"> {
+  let summary = "Mark a point at which users' own passes run";
+  let description = [{
+    Changes nothing. *After*: every `do.user_pass` directive of the point `at`, and of those
+    before it, is `done`. Drivers with Python (`python -m piper.opt` and
+    `piper.compile`) run them when they come here; *fails* for those that are not
+    done, as in drivers without Python.
+
+    The points `chunks`, `facts` and `cluster` begin `piper-record`,
+    `piper-materialize` and `piper-lower`. The point `step` is before `piper-remat`.
+  }];
+  let options = [Option<"at", "at", "std::string", /*default=*/"\"step\"",
+                        "The point: step, chunks, facts or cluster.">];
+}
+
+//===----------------------------------------------------------------------===//
 // Directives: record
 //===----------------------------------------------------------------------===//
 

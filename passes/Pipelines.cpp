@@ -36,6 +36,7 @@ struct LowerOptions : PassPipelineOptions<LowerOptions> {
 } // namespace
 
 void buildRecordPipeline(OpPassManager &passes) {
+  passes.addPass(createUserPassesPass({"chunks"}));
   passes.addPass(createAnnotatePass());
   passes.addPass(createSplitPass());
   passes.addPass(createPlacePass());
@@ -46,6 +47,7 @@ void buildRecordPipeline(OpPassManager &passes) {
 }
 
 void buildMaterializePipeline(OpPassManager &passes) {
+  passes.addPass(createUserPassesPass({"facts"}));
   passes.addPass(createAssignKindsPass());
   passes.addPass(createFormBucketsPass());
   passes.addPass(createSplitBackwardPass());
@@ -58,6 +60,7 @@ void buildMaterializePipeline(OpPassManager &passes) {
 
 void buildLowerPipeline(OpPassManager &passes,
                         const VerifyPassOptions &limits) {
+  passes.addPass(createUserPassesPass({"cluster"}));
   passes.addPass(createLowerProgramsPass());
   passes.addPass(createVerifyPass(limits));
 }

@@ -30,14 +30,15 @@ class ShardPass : public impl::ShardPassBase<ShardPass> {
 
   LogicalResult record(DoShardOp shard, MeshOp mesh, FactRecorder &facts) {
     AxisAttr axis = mesh.lookupAxis(shard.getAxis());
-    if (!axis || axis.getRole() != AxisRole::Manual)
-      return shard.emitOpError("expected a manual axis of the mesh, got '")
+    if (!axis || axis.getRole() == AxisRole::Unrolled)
+      return shard.emitOpError("expected a manual or auto axis of the mesh, "
+                               "got '")
              << shard.getAxis() << "'";
     auto states = selectStates(shard, shard.getSelect(), /*trainable=*/false);
     if (failed(states))
       return failure();
     LayoutAttr layout =
-        mesh.getManualLayout(Kind::Replicated)
+        mesh.getRankLayout(Kind::Replicated)
             .withKind(axis.getName(), Kind::Shard, shard.getDim());
     for (StateOp state : *states) {
       ArrayRef<int64_t> shape = state.getTensorType().getShape();

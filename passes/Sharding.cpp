@@ -35,12 +35,12 @@ static LayoutAttr turn(LayoutAttr layout, Kind from, Kind to) {
 LayoutAttr getHeldLayout(StateOp state, MeshOp mesh) {
   LayoutAttr own = state.getLayoutAttr();
   return own ? turn(own, Kind::Shard, Kind::Varying)
-             : mesh.getManualLayout(Kind::Replicated);
+             : mesh.getRankLayout(Kind::Replicated);
 }
 
 SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
                        LayoutAttr whole, int64_t elements, SlotDtypes dtypes) {
-  LayoutAttr partial = turn(whole, Kind::Replicated, Kind::Partial);
+  LayoutAttr partial = dual(whole, mesh);
   int64_t zero = replication ? replication.getZero() : 0, shards = 1;
   bool each = replication && replication.reducesEach();
   LayoutAttr shard = whole;

@@ -174,7 +174,7 @@ private:
     SmallVector<Type> types;
     LayoutAttr layout;
     if (MeshOp mesh = findMesh(whole))
-      if (auto replicated = mesh.getManualLayout(Kind::Replicated))
+      if (auto replicated = mesh.getRankLayout(Kind::Replicated))
         layout = mixKinds(inputs, replicated);
     for (Type type : cast<FunctionType>(kernel.getFunctionType()).getResults())
       types.push_back(withKinds(type, layout));

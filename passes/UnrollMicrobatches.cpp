@@ -198,7 +198,7 @@ private:
     Operation *placed = builder.clone(*op, mapping);
     placed->setLoc(withDirective(op->getLoc(), order));
     placed->setAttr("mb", index(mb));
-    placed->setAttr("at", isa<AllToAllOp>(op)
+    placed->setAttr("at", isa<CollectiveOpInterface>(op)
                               ? Attribute(builder.getDenseI64ArrayAttr(at))
                               : index(at));
     for (auto [result, value] :

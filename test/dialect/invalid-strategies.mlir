@@ -41,6 +41,54 @@ piper.strategy @strategy mesh = @mesh {
 
 piper.mesh @mesh [pp = 2 unrolled]
 piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected a function such as "package.module:function", got "own_pass"}}
+  piper.do.user_pass "own_pass" at "step"
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected a function such as "package.module:function", got "a:b:c"}}
+  piper.do.user_pass "a:b:c" at "step"
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected a point of step, chunks, facts, cluster, got "programs"}}
+  piper.do.user_pass "own_pass:run" at "programs"
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected option 'sizes' to be a string, an i64, an f64 or a boolean, got [1]}}
+  piper.do.user_pass "own_pass:run" at "step" options {sizes = [1]}
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected option 'rate' to be a string, an i64, an f64 or a boolean, got 1.000000e+00 : f32}}
+  piper.do.user_pass "own_pass:run" at "step" options {rate = 1.0 : f32}
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{expected option 'count' to be a string, an i64, an f64 or a boolean, got 1 : i32}}
+  piper.do.user_pass "own_pass:run" at "step" options {count = 1 : i32}
+}
+
+// -----
+
+piper.mesh @mesh [pp = 2 unrolled]
+piper.strategy @strategy mesh = @mesh {
   // expected-error @+1 {{expected at least 1 stage, got 0}}
   piper.do.place <all> stages = 0 axis = "pp"
 }

@@ -85,6 +85,10 @@ piper.strategy @options mesh = @mesh {
   // CHECK: piper.do.stream @pp priority = 1 sms = 16
   piper.do.stream @dp priority = -1
   piper.do.stream @pp priority = 1 sms = 16
+  // CHECK: piper.do.user_pass "a.b:c" at "chunks"{{ loc|$}}
+  // CHECK: piper.do.user_pass "a:b.c" at "step" options {big = 0x7FF0000000000000 : f64, count = -3 : i64, name = "a\22b", on = true, rate = 5.000000e-01 : f64} done{{ loc|$}}
+  piper.do.user_pass "a.b:c" at "chunks"
+  piper.do.user_pass "a:b.c" at "step" options {big = 0x7FF0000000000000 : f64, count = -3, name = "a\"b", on = true, rate = 0.5} done
   // CHECK: piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 5.000000e-01
   piper.do.update <not tag = "head"> optimizer = "train:sgd" clip = 0.5
   // CHECK: piper.do.update <all> optimizer = "train:sgd" skip_nonfinite loss_scale = [6.553600e+04, 2.000000e+00, 5.000000e-01, 2.000000e+03]

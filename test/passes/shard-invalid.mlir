@@ -5,7 +5,7 @@
 piper.mesh @mesh [pp = 2 unrolled, ep = 2 manual]
 piper.state @layer.experts.up parameter : tensor<4x8x8xf32>
 piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected a manual axis of the mesh, got 'tp'}}
+  // expected-error @+1 {{expected a manual or auto axis of the mesh, got 'tp'}}
   piper.do.shard <state = "*.experts.*"> axis = "tp" dim = 0
 }
 
@@ -15,7 +15,7 @@ piper.strategy @strategy mesh = @mesh {
 piper.mesh @mesh [pp = 2 unrolled, ep = 2 manual]
 piper.state @layer.experts.up parameter : tensor<4x8x8xf32>
 piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected a manual axis of the mesh, got 'pp'}}
+  // expected-error @+1 {{expected a manual or auto axis of the mesh, got 'pp'}}
   piper.do.shard <state = "*.experts.*"> axis = "pp" dim = 0
 }
 

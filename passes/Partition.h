@@ -1,0 +1,30 @@
+//===- Partition.h - Compute with the parts of states that a rank holds
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef PIPER_PASSES_PARTITION_H
+#define PIPER_PASSES_PARTITION_H
+
+#include "dialect/Piper.h"
+#include "mlir/IR/SymbolTable.h"
+
+namespace piper {
+
+/// Lets ranks along a manual axis, which have different tokens, hold different
+/// experts: rows are sent to the ranks of their experts, and back.
+mlir::LogicalResult partitionExperts(StepOp step, AxisAttr axis,
+                                     DoShardOp shard,
+                                     mlir::SymbolTable &symbols);
+
+/// Lets ranks along an auto axis, which have the same tokens, compute parts of
+/// what ops make: each value is whole, a part of one dim, or an unfinished sum.
+mlir::LogicalResult partitionTensors(StepOp step, AxisAttr axis,
+                                     DoShardOp shard,
+                                     mlir::SymbolTable &symbols);
+
+} // namespace piper
+
+#endif // PIPER_PASSES_PARTITION_H

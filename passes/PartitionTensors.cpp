@@ -1,0 +1,321 @@
+//===- PartitionTensors.cpp - Let ranks compute parts of what ops make
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// One walk in data order. An op of which one operand is a part of a factor
+// computes with that part of the factor:
+//
+//   mm(x, w) "m k, k n -> m n; sum k"     w part of n: the result is part of n
+//                                         w part of k, x too: an unfinished sum
+//   relu, view, attention                 parts stay parts
+//   add of unfinished sums                an unfinished sum: it is linear
+//   any other op of an unfinished sum     all_reduce first
+//   an op that needs a part whole         all_gather first
+//
+// With that, weights sharded by output and by input give tensor parallelism as
+// in Shoeybi et al., "Megatron-LM" (2019, arXiv:1909.08053), forward and
+// backward.
+
+#include "passes/Partition.h"
+
+#include "passes/ChunkBuilder.h"
+#include "passes/Streams.h"
+
+#include "dialect/Layouts.h"
+#include "dialect/Rules.h"
+#include "mlir/IR/Builders.h"
+#include "llvm/ADT/StringSet.h"
+
+using namespace mlir;
+
+namespace piper {
+
+namespace {
+
+/// What ranks along the axis hold of a value: all the whole of it, each a part
+/// of a dim, or each a term of the sum.
+struct Held {
+  enum Form { Whole, Part, Term } form = Whole;
+  size_t dim = 0; // of a part
+};
+
+class Partitioner {
+public:
+  Partitioner(StepOp step, AxisAttr axis, Operation *shard,
+              SymbolTable &symbols)
+      : step(step), axis(axis), shard(shard), symbols(symbols),
+        builder(step.getContext()) {}
+
+  LogicalResult run() {
+    for (Operation &op : llvm::make_early_inc_range(step.getBlock()))
+      if (failed(visit(&op)))
+        return failure();
+    return success();
+  }
+
+private:
+  //===--------------------------------------------------------------------===//
+  // Values
+  //===--------------------------------------------------------------------===//
+
+  Held get(Value value) const { return held.lookup(value); }
+  bool isWhole(Value value) const { return get(value).form == Held::Whole; }
+  bool isPart(Value value) const { return get(value).form == Held::Part; }
+  bool isTerm(Value value) const { return get(value).form == Held::Term; }
+
+  static int64_t getSize(Value value, size_t dim) {
+    return cast<RankedTensorType>(value.getType()).getDimSize(dim);
+  }
+
+  static Type resize(Type type, size_t dim, int64_t size) {
+    auto tensor = cast<RankedTensorType>(type);
+    SmallVector<int64_t> shape(tensor.getShape());
+    shape[dim] = size;
+    return RankedTensorType::get(shape, tensor.getElementType(),
+                                 tensor.getEncoding());
+  }
+
+  /// What the states hold that a chain of casts and moved dims starts from.
+  bool isWeight(Value value) const {
+    while (auto torch = value.getDefiningOp<TorchOp>()) {
+      if (torch.getInputs().size() != 1)
+        return false;
+      value = torch.getInputs().front();
+    }
+    return value.getDefiningOp<ReadOp>() != nullptr;
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Exchanges
+  //===--------------------------------------------------------------------===//
+
+  /// The whole of a value, exchanged once per pass.
+  Value getWhole(Value value, Operation *user, TagAttr tag) {
+    if (isWhole(value))
+      return value;
+    Value &known = wholes[{value, tag}];
+    if (known)
+      return known;
+    builder.setInsertionPoint(user);
+    known = isTerm(value) ? reduce(value, user, tag) : gather(value, user, tag);
+    return known;
+  }
+
+  Value reduce(Value value, Operation *user, TagAttr tag) {
+    auto op = AllReduceOp::create(
+        builder, user->getLoc(), TypeRange(value.getType()), value,
+        DenseI64ArrayAttr(), builder.getArrayAttr(axis.getName()), StringAttr(),
+        getLabel(tag, "reduce"), IntegerAttr(), getStream(), ValueRange());
+    op->setAttr("tag", tag);
+    return op.getResults().front();
+  }
+
+  Value gather(Value value, Operation *user, TagAttr tag) {
+    size_t dim = get(value).dim;
+    Type whole =
+        resize(value.getType(), dim, getSize(value, dim) * axis.getSize());
+    auto op = AllGatherOp::create(
+        builder, user->getLoc(), TypeRange(whole), value, DenseI64ArrayAttr(),
+        builder.getArrayAttr(axis.getName()), StringAttr(),
+        getLabel(tag, "gather"), IntegerAttr(), getStream(), ValueRange(), dim);
+    op->setAttr("tag", tag);
+    return op.getResults().front();
+  }
+
+  StringAttr getLabel(TagAttr tag, StringRef what) {
+    return builder.getStringAttr(tag.getChunk().getValue() + " " + what);
+  }
+
+  FlatSymbolRefAttr getStream() {
+    return declareStream(symbols, axis.getName());
+  }
+
+  void makeWhole(OpOperand &operand, TagAttr tag) {
+    operand.set(getWhole(operand.get(), operand.getOwner(), tag));
+  }
+
+  //===--------------------------------------------------------------------===//
+  // Ops
+  //===--------------------------------------------------------------------===//
+
+  LogicalResult visit(Operation *op) {
+    if (auto read = dyn_cast<ReadOp>(op))
+      return visitRead(read);
+    if (auto torch = dyn_cast<TorchOp>(op))
+      return visitTorch(torch);
+    if (auto grad = dyn_cast<GradOp>(op))
+      return visitGrad(grad);
+    for (OpOperand &operand : op->getOpOperands())
+      if (!isWhole(operand.get()))
+        makeWhole(operand, getTagOfMaker(operand.get()));
+    return success();
+  }
+
+  static TagAttr getTagOfMaker(Value value) {
+    Operation *maker = value.getDefiningOp();
+    if (auto torch = dyn_cast<TorchOp>(maker))
+      return torch.getTagAttr();
+    return maker->getAttrOfType<TagAttr>("tag");
+  }
+
+  LogicalResult visitRead(ReadOp read) {
+    auto state = symbols.lookup<StateOp>(read.getSymbol());
+    if (std::optional<Held> own = getHeld(state)) {
+      Value value = read.getResult();
+      value.setType(resize(value.getType(), own->dim,
+                           getSize(value, own->dim) / axis.getSize()));
+      held[value] = *own;
+    }
+    return success();
+  }
+
+  /// The part of a state that ranks hold, or nothing if all hold the whole.
+  std::optional<Held> getHeld(StateOp state) {
+    LayoutAttr layout = state ? state.getLayoutAttr() : LayoutAttr();
+    for (AxisKindAttr kind :
+         layout ? layout.getAxes() : ArrayRef<AxisKindAttr>())
+      if (kind.getAxis() == axis.getName() && kind.getKind() == Kind::Shard)
+        return Held{Held::Part, size_t(kind.getDim())};
+    return std::nullopt;
+  }
+
+  /// A rank contributes to the gradient of what it holds.
+  LogicalResult visitGrad(GradOp grad) {
+    auto state = symbols.lookup<StateOp>(grad.getState());
+    std::optional<Held> own = getHeld(state);
+    Value value = grad.getValue();
+    if (!own) {
+      if (!isWhole(value))
+        makeWhole(grad->getOpOperand(0), grad.getTagAttr());
+      return success();
+    }
+    if (isPart(value) && get(value).dim == own->dim)
+      return success();
+    InFlightDiagnostic error =
+        grad.emitOpError("expected the gradient of the part of ")
+        << grad.getStateAttr() << " that a rank along axis '"
+        << axis.getName().getValue() << "' holds, got "
+        << (isPart(value) ? "that of another dim" : "one that is whole");
+    error.attachNote(shard->getLoc()) << "states are shared out here";
+    return failure();
+  }
+
+  LogicalResult visitTorch(TorchOp op) {
+    auto whole = [&](Value value) { return isWhole(value); };
+    if (llvm::all_of(op.getInputs(), whole))
+      return success();
+    StringAttr text = op.getFacts().getRule();
+    if (!text)
+      return fail(op) << "but has no rule that says what becomes of its "
+                         "results";
+    Rule rule = *parseRule(text);
+    if (passTerms(op, rule))
+      return success();
+    for (OpOperand &operand : op->getOpOperands())
+      if (isTerm(operand.get()))
+        makeWhole(operand, op.getTagAttr());
+    std::optional<StringRef> factor = chooseFactor(op, rule);
+    for (auto [names, operand] : llvm::zip(rule.operands, op->getOpOperands()))
+      if (isPart(operand.get()) && names[get(operand.get()).dim] != factor)
+        makeWhole(operand, op.getTagAttr());
+    return factor ? compute(op, rule, *factor) : success();
+  }
+
+  /// Whether all operands are terms of sums and the op is linear: then its
+  /// results are terms, too.
+  bool passTerms(TorchOp op, const Rule &rule) {
+    auto term = [&](Value value) { return isTerm(value); };
+    if (!rule.isLinear || !llvm::all_of(op.getInputs(), term))
+      return false;
+    for (Value result : op.getResults())
+      held[result] = {Held::Term};
+    return true;
+  }
+
+  /// The factor of which the op computes a part, or nothing: one of which an
+  /// operand is a part and which results have or are sums over. That of a
+  /// weight comes first: what is computed with it is smaller than what it would
+  /// take to gather it.
+  std::optional<StringRef> chooseFactor(TorchOp op, const Rule &rule) {
+    std::optional<StringRef> found;
+    bool isOfWeight = false;
+    for (auto [names, value] : llvm::zip(rule.operands, op.getInputs())) {
+      if (!isPart(value))
+        continue;
+      StringRef name = names[get(value).dim];
+      bool weight = isWeight(value);
+      if (isPossible(op, rule, name) && (!found || (weight && !isOfWeight))) {
+        found = name;
+        isOfWeight = weight;
+      }
+    }
+    return found;
+  }
+
+  bool isPossible(TorchOp op, const Rule &rule, StringRef factor) {
+    if (llvm::is_contained(rule.sums, factor))
+      return true;
+    return llvm::all_of(getResultDims(op, rule), [&](const Rule::Dims &names) {
+      return llvm::is_contained(names, factor);
+    });
+  }
+
+  /// Lets the op compute with a part of a factor.
+  LogicalResult compute(TorchOp op, const Rule &rule, StringRef factor) {
+    for (auto [names, value] : llvm::zip(rule.operands, op.getInputs()))
+      if (isWhole(value) && llvm::is_contained(names, factor))
+        return fail(op) << "but takes the whole of another value of type "
+                        << value.getType()
+                        << ", expected states that are shared out alike";
+    for (auto [names, result] :
+         llvm::zip(getResultDims(op, rule), op.getResults())) {
+      auto found = llvm::find(names, factor);
+      if (found == names.end()) {
+        held[result] = {Held::Term};
+        continue;
+      }
+      size_t dim = found - names.begin();
+      int64_t size = getSize(result, dim);
+      if (size % axis.getSize() != 0)
+        return fail(op) << "but dim " << dim << " of its result of type "
+                        << result.getType() << " is not divided by "
+                        << axis.getSize();
+      result.setType(resize(result.getType(), dim, size / axis.getSize()));
+      held[result] = {Held::Part, dim};
+    }
+    for (const Rule::Size &size : rule.sizes)
+      if (size.name == factor)
+        if (int64_t old = size.get(op.getArgs()).getInt(); old > 0) // or -1
+          op.setArgsAttr(size.set(op.getArgs(), old / axis.getSize()));
+    return success();
+  }
+
+  InFlightDiagnostic fail(TorchOp op) {
+    InFlightDiagnostic error = op.emitError(op.getOpName())
+                               << " computes with what ranks along axis '"
+                               << axis.getName().getValue()
+                               << "' hold parts of, ";
+    error.attachNote(shard->getLoc()) << "states are shared out here";
+    return error;
+  }
+
+  StepOp step;
+  AxisAttr axis;
+  Operation *shard;
+  SymbolTable &symbols;
+  OpBuilder builder;
+  llvm::DenseMap<Value, Held> held; // whole if it is not in it
+  llvm::DenseMap<std::pair<Value, Attribute>, Value> wholes; // by pass
+};
+
+} // namespace
+
+LogicalResult partitionTensors(StepOp step, AxisAttr axis, DoShardOp shard,
+                               SymbolTable &symbols) {
+  return Partitioner(step, axis, shard, symbols).run();
+}
+
+} // namespace piper
