@@ -160,17 +160,6 @@ static LogicalResult verifyRatio(Operation *op, int64_t dim, Type whole,
   return success();
 }
 
-/// Checks how a collective changes kinds.
-static LogicalResult verifyKinds(CollectiveOpInterface op, Held from, Held to) {
-  ArrayRef<Attribute> over = op.getOver().getValue();
-  for (auto [input, result] : llvm::zip(op.getInputs(), op.getTensors()))
-    if (failed(verifyTurns(op, over, input.getType(), result.getType(), from,
-                           to)) ||
-        failed(verifyOtherAxes(op, over, input.getType(), result.getType())))
-      return failure();
-  return success();
-}
-
 /// Whether the types of a collective say what ranks hold: in a step they do not
 /// before kinds are assigned.
 static bool haveKinds(CollectiveOpInterface op) {
@@ -181,6 +170,19 @@ static bool haveKinds(CollectiveOpInterface op) {
   return !isa<StepOp>(op->getParentOp()) ||
          llvm::any_of(op.getInputs().getTypes(), says) ||
          llvm::any_of(op.getTensors().getTypes(), says);
+}
+
+/// Checks how a collective changes kinds.
+static LogicalResult verifyKinds(CollectiveOpInterface op, Held from, Held to) {
+  if (!haveKinds(op))
+    return success();
+  ArrayRef<Attribute> over = op.getOver().getValue();
+  for (auto [input, result] : llvm::zip(op.getInputs(), op.getTensors()))
+    if (failed(verifyTurns(op, over, input.getType(), result.getType(), from,
+                           to)) ||
+        failed(verifyOtherAxes(op, over, input.getType(), result.getType())))
+      return failure();
+  return success();
 }
 
 static LogicalResult verifySameShape(CollectiveOpInterface op) {
@@ -227,8 +229,7 @@ LogicalResult AllToAllOp::verify() {
   if (bool(getSendSizes()) != bool(getRecvSizes()))
     return emitOpError("expected both sizes or neither");
   return failure(failed(verifyTakesPart(*this)) ||
-                 (haveKinds(*this) && failed(verifyKinds(*this, {Kind::Varying},
-                                                         {Kind::Varying}))) ||
+                 failed(verifyKinds(*this, {Kind::Varying}, {Kind::Varying})) ||
                  failed(verifyOtherDims(*this, getDim())));
 }
 

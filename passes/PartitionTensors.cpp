@@ -50,6 +50,10 @@ public:
         builder(step.getContext()) {}
 
   LogicalResult run() {
+    for (auto grad : step.getBlock().getOps<GradOp>())
+      if (std::optional<Held> own =
+              getHeld(symbols.lookup<StateOp>(grad.getState())))
+        want(grad.getValue(), own->dim);
     for (Operation &op : llvm::make_early_inc_range(step.getBlock()))
       if (failed(visit(&op)))
         return failure();
@@ -88,6 +92,24 @@ private:
     return value.getDefiningOp<ReadOp>() != nullptr;
   }
 
+  /// Notes that only a part of a value is asked for, at the op that can compute
+  /// it without the rest.
+  void want(Value value, size_t dim) {
+    auto op = value.getDefiningOp<TorchOp>();
+    if (!op || !op.getFacts().getRule() || !value.hasOneUse())
+      return;
+    Rule rule = *parseRule(op.getFacts().getRule());
+    size_t number = cast<OpResult>(value).getResultNumber();
+    StringRef factor = getResultDims(op, rule)[number][dim];
+    auto found = llvm::find(rule.operands.front(), factor);
+    if (Rule::isOne(factor))
+      return;
+    if (op.getInputs().size() == 1 && found != rule.operands.front().end())
+      want(op.getInputs()[0], found - rule.operands.front().begin());
+    else
+      wanted[op] = builder.getStringAttr(factor);
+  }
+
   //===--------------------------------------------------------------------===//
   // Exchanges
   //===--------------------------------------------------------------------===//
@@ -123,6 +145,58 @@ private:
         getLabel(tag, "gather"), IntegerAttr(), getStream(), ValueRange(), dim);
     op->setAttr("tag", tag);
     return op.getResults().front();
+  }
+
+  /// A rank's part of a value that is whole, cut where it is used.
+  Value getPart(Value value, size_t dim, TorchOp user) {
+    Value &known = parts[{value, dim, user.getTagAttr()}];
+    if (known)
+      return known;
+    builder.setInsertionPoint(user);
+    Type type =
+        resize(value.getType(), dim, getSize(value, dim) / axis.getSize());
+    Attribute args[] = {ArgAttr::get(step.getContext(), 0),
+                        ArgAttr::get(step.getContext(), 1),
+                        builder.getI64IntegerAttr(dim),
+                        builder.getI64IntegerAttr(axis.getSize())};
+    auto facts = FactsAttr::get(step.getContext(), Effect::Pure, 0, false,
+                                false, std::nullopt, StringAttr());
+    auto op = TorchOp::create(
+        builder, user.getLoc(), TypeRange(type), ValueRange{value, getIndex()},
+        builder.getStringAttr("piper.part.default"), builder.getArrayAttr(args),
+        builder.getDictionaryAttr({}), facts, UnitAttr(), user.getTagAttr());
+    known = op.getResult(0);
+    held[known] = {Held::Part, dim};
+    return known;
+  }
+
+  /// A rank's position along the axis: its part of the constant 0, 1, 2 and so
+  /// on.
+  Value getIndex() {
+    if (index)
+      return index;
+    auto name = builder.getStringAttr(axis.getName().getValue() + "$index");
+    auto type = [&](int64_t size) {
+      return RankedTensorType::get(size, builder.getI64Type());
+    };
+    OpBuilder::InsertionGuard guard(builder);
+    if (!symbols.lookup(name)) {
+      builder.setInsertionPoint(step);
+      LayoutAttr layout = findMesh(step)
+                              .getRankLayout(Kind::Replicated)
+                              .withKind(axis.getName(), Kind::Shard);
+      auto state = StateOp::create(
+          builder, step.getLoc(), name,
+          StateKindAttr::get(step.getContext(), StateKind::Constant),
+          TypeAttr::get(type(axis.getSize())), UnitAttr(), layout, ArrayAttr(),
+          DenseI64ArrayAttr(), ReplicationAttr(), OptimizationAttr());
+      symbols.insert(state);
+    }
+    builder.setInsertionPointToStart(&step.getBlock());
+    index =
+        ReadOp::create(builder, step.getLoc(), type(1),
+                       FlatSymbolRefAttr::get(name), SlotAttr(), IntegerAttr());
+    return index;
   }
 
   StringAttr getLabel(TagAttr tag, StringRef what) {
@@ -205,8 +279,10 @@ private:
 
   LogicalResult visitTorch(TorchOp op) {
     auto whole = [&](Value value) { return isWhole(value); };
+    StringAttr asked = wanted.lookup(op);
     if (llvm::all_of(op.getInputs(), whole))
-      return success();
+      return asked ? compute(op, *parseRule(op.getFacts().getRule()), asked)
+                   : success();
     StringAttr text = op.getFacts().getRule();
     if (!text)
       return fail(op) << "but has no rule that says what becomes of its "
@@ -265,11 +341,18 @@ private:
 
   /// Lets the op compute with a part of a factor.
   LogicalResult compute(TorchOp op, const Rule &rule, StringRef factor) {
-    for (auto [names, value] : llvm::zip(rule.operands, op.getInputs()))
-      if (isWhole(value) && llvm::is_contained(names, factor))
-        return fail(op) << "but takes the whole of another value of type "
-                        << value.getType()
-                        << ", expected states that are shared out alike";
+    for (auto [names, operand] :
+         llvm::zip(rule.operands, op->getOpOperands())) {
+      auto found = llvm::find(names, factor);
+      if (!isWhole(operand.get()) || found == names.end())
+        continue;
+      size_t dim = found - names.begin();
+      if (getSize(operand.get(), dim) % axis.getSize() != 0)
+        return fail(op) << "but dim " << dim << " of its operand of type "
+                        << operand.get().getType() << " is not divided by "
+                        << axis.getSize();
+      operand.set(getPart(operand.get(), dim, op));
+    }
     for (auto [names, result] :
          llvm::zip(getResultDims(op, rule), op.getResults())) {
       auto found = llvm::find(names, factor);
@@ -309,6 +392,9 @@ private:
   OpBuilder builder;
   llvm::DenseMap<Value, Held> held; // whole if it is not in it
   llvm::DenseMap<std::pair<Value, Attribute>, Value> wholes; // by pass
+  llvm::DenseMap<std::tuple<Value, size_t, Attribute>, Value> parts;
+  llvm::DenseMap<Operation *, StringAttr> wanted; // factors, by op
+  Value index;
 };
 
 } // namespace
