@@ -4,6 +4,7 @@ import logging
 
 import torch
 
-# pytest would record torch's structured trace log, which makes a capture several times slower.
-logging.getLogger("torch.__trace").propagate = False
+# pytest adds its handlers to loggers that do not propagate, and torch writes its structured trace,
+# which makes a capture several times slower, only while that logger has a handler.
+logging.getLogger("torch.__trace").propagate = True
 torch.set_num_threads(1)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from piper.frontend.attributes import decode_argument, encode_argument
+from piper.frontend.attributes import decode_argument, encode_argument, facts_attribute
+from piper.frontend.op_facts import OpFacts
 from piper.mlir import ir
 from piper.mlir.dialects import piper
 
@@ -72,3 +73,22 @@ def test_literals_are_lossless(value: Any) -> None:
 def test_nan_is_lossless() -> None:
     with ir.Location.unknown():
         assert math.isnan(decode_argument(encode_argument(math.nan, id), id))
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (OpFacts("view", 0, False), "view"),
+        (
+            OpFacts("pure", 64, True, heavy=True, mask=2),
+            "pure, flops = 64, strided, heavy, mask = 2",
+        ),
+        (
+            OpFacts("pure", 8, False, rule="m i, e o i, r e -> m o"),
+            'pure, flops = 8, rule = "m i, e o i, r e -> m o"',
+        ),
+        (OpFacts("pure", 8, False, rule=",  -> "), 'pure, flops = 8, rule = ",  -> "'),
+    ],
+)
+def test_facts_are_lossless(facts: OpFacts, text: str) -> None:
+    assert str(facts_attribute(facts)) == f"#piper.facts<{text}>"

@@ -148,11 +148,13 @@ def _value_of(name: str) -> Any:
 
 
 def facts_attribute(facts: OpFacts) -> ir.Attribute:
-    """Return ``#piper.facts<pure, flops = 4, strided>``."""
+    """Return ``#piper.facts<pure, flops = 4, strided, rule = "a b -> a b">``."""
     known = [facts.effects, f"flops = {facts.flops}"]
     known += ["strided"] * facts.strided + ["heavy"] * facts.heavy
     if facts.mask is not None:
         known.append(f"mask = {facts.mask}")
+    if facts.rule is not None:
+        known.append(f'rule = "{facts.rule}"')
     return ir.Attribute.parse(f"#piper.facts<{', '.join(known)}>")
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, fx, nn
 
 from piper.frontend.annotations import match_modules
 from piper.frontend.checkpoints import find_recomputed
+from piper.frontend.copies import fold_copies
+from piper.frontend.coupling import refuse_coupling
 from piper.frontend.data import Capture, Contribution, LossSpec
 from piper.frontend.example import Example, slice_example
 from piper.frontend.gradients import split_contributions, unused_states
@@ -91,9 +93,12 @@ def _finish(
     """Apply the loss contract, check, tag, split gradients, and freeze the result."""
     graph = clean.graph
     count = make_sum(clean)
+    fold_copies(graph)
     _set_output(clean, count, [node for nodes in clean.gradients.values() for node in nodes])
     sweep(graph)
     sites = find_sites(graph)
+    if microbatches * data_shards > 1:
+        refuse_coupling(graph, loss=clean.loss, inputs=example.inputs)
     recomputed = find_recomputed(graph.nodes)
     refuse_ops(sites, sites.__getitem__)
     tagging = tag_ops(graph, states=clean.states, modules=modules, count=count)

@@ -10,9 +10,11 @@ known now, and where it is the causal one the attention says so and the mask is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import piper_runtime.ops  # noqa: F401  (torch knows Piper's ops from then on)
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
@@ -20,30 +22,70 @@ from torch._ops import OpOverload
 __all__ = ["fold_causal_masks"]
 
 aten = torch.ops.aten
+own = torch.ops.piper
 
-# Where each attention op has `is_causal`; the mask is its keyword `attn_mask`.
-_IS_CAUSAL: Final[Mapping[OpOverload, int]] = MappingProxyType(
+Kind = Literal["open", "causal", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where an attention op has its flag for causal, its mask (None: as ``attn_mask=``) and its
+    offset.
+    """
+
+    causal: int
+    mask: int | None = None
+    offset: int | None = None
+
+
+_PLACES: Final[Mapping[OpOverload, _Places]] = MappingProxyType(
     {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: 4,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 7,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: _Places(4),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Places(7),
+        own.attention.default: _Places(4, mask=3, offset=6),
+        own.attention_backward.default: _Places(8, mask=6, offset=10),
     }
 )
-_DEFAULTS: Final = (0.0, False)  # dropout_p and is_causal, which a call may leave out
+_DEFAULTS: Final = (0.0, False)  # dropout_p and is_causal, which a call of ATen may leave out
 
 
 def fold_causal_masks(graph: fx.Graph) -> None:
-    """Replace constant causal masks of attention by `is_causal`, in place; values stay equal."""
-    known: dict[fx.Node, Any] = {}
+    """Replace constant causal masks of attention by `is_causal`, and drop constant masks that hide
+    nothing, in place; values stay equal.
+    """
+    known: dict[fx.Node, Kind] = {}
     for node in graph.nodes:
-        mask = node.kwargs.get("attn_mask")
-        if node.target not in _IS_CAUSAL or not isinstance(mask, fx.Node):
+        places = _PLACES.get(node.target)
+        mask = None if places is None else _mask_of(node, places)
+        if places is None or not isinstance(mask, fx.Node) or _is_marked(node, places):
             continue
-        if not _depends_on_nothing(mask) or not _is_causal(_value(mask, known)):
-            continue
-        place = _IS_CAUSAL[node.target]
-        args = (*node.args, *_DEFAULTS[len(node.args) - place - 1 :])[:place]
-        node.args = (*args, True)
-        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "attn_mask"}
+        if mask not in known:
+            known[mask] = _kind(_value(mask, {})) if _depends_on_nothing(mask) else "other"
+        if known[mask] != "other":
+            _unmask(node, places, causal=known[mask] == "causal")
+
+
+def _mask_of(node: fx.Node, places: _Places) -> Any:
+    return node.kwargs.get("attn_mask") if places.mask is None else node.args[places.mask]
+
+
+def _is_marked(node: fx.Node, places: _Places) -> bool:
+    """Return whether an op hides keys beside those that its mask hides."""
+    return len(node.args) > places.causal and bool(node.args[places.causal])
+
+
+def _unmask(node: fx.Node, places: _Places, *, causal: bool) -> None:
+    """Take the mask from an op, and say whether it is causal instead."""
+    args = list(node.args)
+    while len(args) <= places.causal:
+        args.append(_DEFAULTS[len(args) - places.causal - 1])
+    args[places.causal] = causal
+    if places.mask is not None:
+        args[places.mask] = None
+    if places.offset is not None:
+        args[places.offset] = 0
+    node.args = tuple(args)
+    node.kwargs = {name: value for name, value in node.kwargs.items() if name != "attn_mask"}
 
 
 def _depends_on_nothing(node: fx.Node) -> bool:
@@ -71,12 +113,14 @@ def _value(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     return known[node]
 
 
-def _is_causal(mask: Tensor) -> bool:
-    """Return whether a mask lets each row see itself and what is before it, and nothing else."""
+def _kind(mask: Tensor) -> Kind:
+    """Return whether a mask hides nothing, or from each row exactly what is behind it."""
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    if seen.all():
+        return "open"
     if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
-        return False
-    seen = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-    if mask.dtype == torch.bool:
-        return bool((mask == seen).all())
-    hidden = mask <= torch.finfo(mask.dtype).min
-    return bool(((mask == 0) == seen).all() and (hidden == ~seen).all())
+        return "other"
+    if mask.dtype != torch.bool and not ((mask <= torch.finfo(mask.dtype).min) == ~seen).all():
+        return "other"
+    before = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    return "causal" if (seen == before).all() else "other"

@@ -18,7 +18,7 @@ from piper.frontend.joint import CleanGraph
 from piper.frontend.op_facts import arguments
 from piper.frontend.sites import node_site
 
-__all__ = ["is_backward", "make_sum"]
+__all__ = ["find_reduction", "is_backward", "make_sum"]
 
 aten = torch.ops.aten
 
@@ -85,6 +85,11 @@ def make_sum(clean: CleanGraph) -> fx.Node | None:
     if reduction.kind == "decomposed":
         return _sum_decomposed(clean, reduction.node)
     return _sum_mean(clean, reduction.node)
+
+
+def find_reduction(loss: fx.Node) -> fx.Node:
+    """Return the op that reduces the examples to a scalar."""
+    return _find_reduction(loss).node
 
 
 def _refuse(node: fx.Node, what: str) -> CaptureError:

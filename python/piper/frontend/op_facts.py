@@ -1,4 +1,4 @@
-"""Facts about ATen ops: effects from the schema, FLOPs and layout from a node's fake tensors."""
+"""Facts about ops: effects from the schema, FLOPs, layout and rule from a node's fake tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from piper.frontend.rules import rule_of
+
 __all__ = ["Effects", "OpFacts", "effects", "is_random", "node_facts"]
 
 Effects = Literal["pure", "view", "random", "mutating", "host_sync"]
 
 aten = torch.ops.aten
+own = torch.ops.piper
 
 # Ops whose schema hides what they are.
 _EXPLICIT: dict[OpOverload, Effects] = {
@@ -32,14 +35,19 @@ _EXPLICIT: dict[OpOverload, Effects] = {
 }
 # Arguments that are the probability of a random op: it is pure at 0.
 _PROBABILITIES = ("p", "dropout_p", "dropout")
-# Products that torch has no FLOP formula for: as costly to compute twice as those it has.
-_PRODUCTS = frozenset(
+# What is as costly to do twice as the ops that torch has a FLOP formula for: other products, and
+# exchanges between ranks with the order of what they exchange.
+_COSTLY = frozenset(
     {
         aten._grouped_mm,
         aten._scaled_dot_product_flash_attention_for_cpu,
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
         aten._scaled_dot_product_fused_attention_overrideable,
         aten._scaled_dot_product_fused_attention_overrideable_backward,
+        own.moe_sort,
+        own.moe_exchange_counts,
+        own.moe_dispatch,
+        own.moe_collect,
     }
 )
 _FREE: tuple[Effects, ...] = ("view", "host_sync")
@@ -50,8 +58,8 @@ class OpFacts:
     """What the compiler knows of one op.
 
     Its effects, its FLOPs, whether a captured result is not contiguous, whether it is too costly to
-    compute twice, and which argument, if any, is the list of flags that says which of its results
-    are computed.
+    compute twice, which argument, if any, is the list of flags that says which of its results are
+    computed, and how dims of operands belong to those of results, if that is known (``rules``).
     """
 
     effects: Effects
@@ -59,6 +67,7 @@ class OpFacts:
     strided: bool
     heavy: bool = False
     mask: int | None = None
+    rule: str | None = None
 
 
 def effects(op: OpOverload) -> Effects:
@@ -113,8 +122,8 @@ def node_facts(node: fx.Node) -> OpFacts:
     if kind == "random" and not is_random(node):
         kind = "pure"
     flops = 0 if kind in _FREE else _flops(node, op)
-    heavy = op.overloadpacket in flop_registry or op.overloadpacket in _PRODUCTS
-    return OpFacts(kind, flops, strided, heavy, _mask(op))
+    heavy = op.overloadpacket in flop_registry or op.overloadpacket in _COSTLY
+    return OpFacts(kind, flops, strided, heavy, _mask(op), rule_of(node))
 
 
 def _mask(op: OpOverload) -> int | None:

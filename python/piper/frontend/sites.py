@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
+from piper_runtime import ops
 from torch import fx
 
 from piper.frontend.data import OpSite
@@ -16,7 +17,9 @@ from piper.frontend.data import OpSite
 __all__ = ["module_stack", "node_site", "site_of_frames", "site_of_text"]
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_OWN_ROOTS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_OWN_ROOTS = tuple(
+    os.path.dirname(file) + os.sep for file in (torch.__file__, __file__, ops.__file__)
+)
 # How dynamo spells the path of a submodule of the traced module, whose attribute `model` is the
 # user's model.
 _PATH = re.compile(r"^L\['self'\]\.model(?:\.|$)")
@@ -24,7 +27,7 @@ _INDEX = re.compile(r"\[(?:'([^']*)'|(\d+))\]|\._modules\['([^']*)'\]")
 
 
 def _is_own(file: str) -> bool:
-    """Return whether ``file`` is torch's or this package's, thus not the user's code."""
+    """Return whether ``file`` is torch's or Piper's, thus not the user's code."""
     return file.startswith(_OWN_ROOTS) or file.startswith("<")
 
 

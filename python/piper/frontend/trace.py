@@ -18,8 +18,10 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from piper.frontend.attention import own_attention
 from piper.frontend.data import CaptureError
 from piper.frontend.example import Example
+from piper.frontend.experts import own_experts
 from piper.frontend.fake import fake_inputs, fake_model
 from piper.frontend.refuse import state_change
 from piper.frontend.sites import site_of_frames, site_of_text
@@ -89,6 +91,8 @@ def trace_joint(
     with contextlib.ExitStack() as stack:
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(_dynamo_settings())
+        stack.enter_context(own_experts(twin))
+        stack.enter_context(own_attention())
         with _explained(), _refuse_side_effects(twin):
             traced = dynamo_graph_capture_for_export(step)(*inputs)
         with _explained():
@@ -101,11 +105,12 @@ def trace_joint(
 @contextlib.contextmanager
 def _dynamo_settings() -> Iterator[None]:
     """Let dynamo skip logging calls; transformers adds cached methods of its own to
-    ``logging.Logger``.
+    ``logging.Logger``. And let sizes be numbers, also if an earlier capture had others.
     """
     names = ("warning_once", "info_once", "warning_advice")
     ignored = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
-    with torch._dynamo.config.patch(ignore_logging_functions=ignored):
+    settings = {"ignore_logging_functions": ignored, "automatic_dynamic_shapes": False}
+    with torch._dynamo.config.patch(settings):
         yield
 
 

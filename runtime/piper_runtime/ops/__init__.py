@@ -1,0 +1,46 @@
+"""Ops of Piper's own, ``torch.ops.piper``: the same on every device, and each gradient an op.
+
+Read first: ``routing`` (tokens and rows), ``exchange`` (rows and ranks), ``grouped`` (products),
+then ``experts`` (a layer of them); and ``attention``. Importing the package registers the ops.
+"""
+
+from piper_runtime.ops.attention import attention, attention_with_lse
+from piper_runtime.ops.exchange import (
+    moe_collect,
+    moe_dispatch,
+    moe_exchange_counts,
+    moe_group,
+    moe_ungroup,
+)
+from piper_runtime.ops.experts import moe_experts
+from piper_runtime.ops.grouped import moe_linear, moe_linear_input, moe_linear_weight
+from piper_runtime.ops.partition import part
+from piper_runtime.ops.routing import (
+    moe_permute,
+    moe_permute_backward,
+    moe_sort,
+    moe_unpermute,
+    moe_unpermute_rows,
+    moe_unpermute_weights,
+)
+
+__all__ = [
+    "attention",
+    "attention_with_lse",
+    "moe_collect",
+    "moe_dispatch",
+    "moe_exchange_counts",
+    "moe_experts",
+    "moe_group",
+    "moe_linear",
+    "moe_linear_input",
+    "moe_linear_weight",
+    "moe_permute",
+    "moe_permute_backward",
+    "moe_sort",
+    "moe_ungroup",
+    "moe_unpermute",
+    "moe_unpermute_rows",
+    "moe_unpermute_weights",
+    "part",
+]
