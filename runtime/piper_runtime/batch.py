@@ -124,7 +124,7 @@ def _explain(spec: InputSpec, count: int) -> str:
 
 
 def _cut(tensor: Tensor, spec: InputSpec, count: int) -> Sequence[Tensor]:
-    if spec.dim is None:
+    if spec.dim is None or count == 1:
         return [tensor] * count
     return torch.tensor_split(tensor, count, dim=spec.dim)
 

@@ -13,7 +13,7 @@ from piper_runtime.manifest import Manifest
 from piper_runtime.oracle import Oracle, Shards
 from piper_runtime.transports.base import Transport
 
-__all__ = ["Checker", "make_checker"]
+__all__ = ["Checker", "make_checker", "refuse_unchecked"]
 
 
 class Checker:
@@ -49,9 +49,7 @@ class Checker:
 def make_checker(oracle: Oracle | None, manifest: Manifest, transport: Transport) -> Checker | None:
     """Return the checker of all ranks, if they check.
 
-    Raises ValueError if only some do, for values that are kept in a wider dtype than that in which
-    chunks compute, since the single process has no such copies, or for a loss scale, which it does
-    not multiply by.
+    Raises ValueError if only some do, and what ``refuse_unchecked`` does.
     """
     checks = transport.gather(oracle is not None)
     if len(set(checks)) > 1:
@@ -59,6 +57,16 @@ def make_checker(oracle: Oracle | None, manifest: Manifest, transport: Transport
         raise ValueError(f"check expected on all ranks or none, got it on ranks {ranks}")
     if oracle is None:
         return None
+    refuse_unchecked(manifest)
+    return Checker(oracle, manifest, transport)
+
+
+def refuse_unchecked(manifest: Manifest) -> None:
+    """Raise ValueError for what the single process, with which ranks are compared, does not have.
+
+    That is values that are kept in a wider dtype than that in which chunks compute, local parts of
+    states, of which it has the whole ones, and a loss scale, which it does not multiply by.
+    """
     if manifest.loss_scale is not None:
         raise ValueError(
             "check mode expected a program without a loss scale, got one of "
@@ -70,4 +78,8 @@ def make_checker(oracle: Oracle | None, manifest: Manifest, transport: Transport
                 f"check mode expected values of the dtype that chunks compute in, got bucket "
                 f"{spec.name!r} of {spec.dtype}, computed in {spec.compute_dtype}"
             )
-    return Checker(oracle, manifest, transport)
+        if spec.varying_axes:
+            raise ValueError(
+                f"check mode expected ranks with whole members of buckets, or parts by ZeRO, got "
+                f"bucket {spec.name!r}, which piper.shard shares out along {spec.varying_axes[0]!r}"
+            )

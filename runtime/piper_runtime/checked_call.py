@@ -386,6 +386,8 @@ _RULES: Mapping[str, Rule] = {
     "free": CheckedCall._nothing,
     "record": CheckedCall._nothing,
     "broadcast": CheckedCall._unknown,
+    "all_to_all": CheckedCall._unknown,
+    "host_wait": CheckedCall._unknown,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +14,29 @@ from piper_runtime.optimizer import clip_factor
 from piper_runtime.state import Bucket
 
 __all__ = [
-    "Update", "convert", "free", "nonfinite", "nothing", "part", "sumsq", "tangent", "total",
+    "Update", "convert", "free", "nonfinite", "nothing", "part", "sizes", "sumsq", "tangent", "total",
 ]  # fmt: skip
 
 # Instructions whose results own their storage: others may return a bucket's or the batch's.
 OWNING_KINDS = frozenset(
     [
-        "run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "broadcast", "slice",
-        "convert", "nonfinite",
+        "run", "recv", "sum", "sumsq", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+        "slice", "convert", "nonfinite",
     ]
 )  # fmt: skip
 
 
 def nothing() -> None:
     """Do nothing: a record only marks a point of its stream."""
+
+
+def sizes(*counts: Tensor) -> Any:
+    """Return, for each tensor of integers, the list of its sums over all dims but the first.
+
+    Of one tensor that is the list itself.
+    """
+    found = tuple(count.reshape(len(count), -1).sum(1).tolist() for count in counts)
+    return found[0] if len(found) == 1 else found
 
 
 def tangent(

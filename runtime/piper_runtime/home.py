@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from piper_runtime.errors import ProgramError
+from piper_runtime.lines import Lines
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Comm, CommSpec, Mesh
 from piper_runtime.names import dtype_of
@@ -23,7 +24,8 @@ class Home:
 
     ``peers`` are the world ranks that agree with this one on all manual axes, by coordinate;
     ``loss_dtypes`` the dtypes of tangents by loss; ``places`` its index along each axis of the mesh
-    and the size of that axis. With ``poison``, ``free`` overwrites values.
+    and the size of that axis; ``lines`` those of its entry points. With ``poison``, ``free``
+    overwrites values.
     """
 
     index: int
@@ -36,6 +38,7 @@ class Home:
     device: torch.device
     poison: bool = False
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    lines: Lines = field(default_factory=Lines)
 
     def bucket(self, name: str) -> Bucket:
         """Return a bucket that this rank holds; raises ProgramError."""

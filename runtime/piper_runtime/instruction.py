@@ -18,9 +18,11 @@ from piper_runtime.mesh import Comm
 if TYPE_CHECKING:
     from piper_runtime.rank import Rank
 
-__all__ = ["COMPUTE", "Handle", "Hook", "Instruction", "Message"]
+__all__ = ["COMPUTE", "HOST", "Handle", "Hook", "Instruction", "Message"]
 
 COMPUTE = "compute"
+HOST = "host"
+"""The queue of what the host does: it goes on when that is done."""
 
 
 class _Absent:
@@ -37,7 +39,9 @@ FREED = _Absent("was freed")
 
 
 class Handle:
-    """The future value of one result of an instruction: a tensor, or a pack (a tuple of them)."""
+    """The future value of one result of an instruction: a tensor, a pack (a tuple of them), or sizes
+    (a list of numbers that the host knows).
+    """
 
     __slots__ = ("freed_by", "producer", "value")
 
@@ -72,10 +76,14 @@ class Message:
     """What a communication instruction tells the transport.
 
     ``peer`` is a world rank (send, recv), ``root`` the index of a member of the communicator
-    (broadcast), ``dim`` a tensor dim (all_gather, reduce_scatter); ``shape`` and ``dtype`` are
-    those of a received tensor, and ``buffer`` where a transport puts it; ``in_place`` says that an
-    all_reduce may write its operand. ``label`` is what the program calls the value of a message,
-    such as ``layer.0$F#1``, on both ends, or nothing.
+    (broadcast), ``dim`` a tensor dim (all_gather, reduce_scatter, all_to_all); ``shape`` and
+    ``dtype`` are those of a received tensor, and ``buffer`` where a transport puts it; ``in_place``
+    says that an all_reduce may write its operand. ``label`` is what the program calls the value of
+    a message, such as ``layer.0$F#1``, on both ends, or nothing.
+
+    Of an all_to_all, ``own`` is the index of this rank among the members, ``bound`` the most rows
+    that it may receive (None: any number), and ``sent``, once that is known, the bytes that it
+    gives to other ranks.
     """
 
     comm: Comm
@@ -87,6 +95,9 @@ class Message:
     in_place: bool = False
     label: str = ""
     buffer: Tensor | None = None
+    own: int = -1
+    bound: int | None = None
+    sent: int | None = None
 
 
 class Hook(Protocol):
@@ -191,10 +202,14 @@ class Instruction:
     def identity(self) -> str:
         """Return which value a communication instruction is about: the same on all members.
 
-        A message has its label and microbatch, the reduction of a gradient its bucket.
+        A message has its label and microbatch, and so has an all_to_all, the reduction of a
+        gradient its bucket.
         """
         if self.message is not None and self.kind in ("send", "recv"):
             return f"{self.message.label or 'a message'} of microbatch {self.microbatch}"
+        if self.message is not None and self.kind == "all_to_all":
+            label = f" {self.message.label}" if self.message.label else ""
+            return f"{self.kind}{label} of microbatch {self.microbatch}"
         maker = self.operands[0].producer
         what = f" of {maker.label}" if maker.kind == "accumulate" else ""
         return f"{self.kind}{what}"

@@ -13,7 +13,7 @@ from piper_runtime.errors import ProgramError
 from piper_runtime.loss_scale import LossScale
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
-from piper_runtime.sharding import Shard
+from piper_runtime.sharding import Local, Shard
 
 __all__ = ["VERSION", "BucketSpec", "FlopsSpec", "Manifest", "MemorySpec", "StateSpec"]
 
@@ -23,7 +23,10 @@ STATE_KINDS = ("parameter", "buffer", "constant")
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One parameter, buffer or constant: its whole shape and every name the model has for it."""
+    """One parameter, buffer or constant: its whole shape and every name the model has for it.
+
+    With a ``shard_axis``, ranks along that axis hold equal parts of its dim ``shard_dim``.
+    """
 
     name: str
     kind: str
@@ -31,6 +34,8 @@ class StateSpec:
     dtype: str
     trainable: bool
     aliases: tuple[str, ...]
+    shard_axis: str | None = None
+    shard_dim: int = 0
 
     @property
     def numel(self) -> int:
@@ -53,6 +58,9 @@ class BucketSpec:
     padding at its end. ``compute_dtype`` is that of the slot that chunks read, derived from the
     value, or None if they read the value. ``compute_sharded`` and ``grad_sharded`` say that these
     slots are sharded as the value is; else they are whole, padding included.
+
+    ``varying_axes`` are those along which the members are shared out by themselves: what ranks hold
+    differs along them, and "whole" and ``numel`` are about the members' local parts, along ``varying_dim``.
     """
 
     name: str
@@ -65,6 +73,13 @@ class BucketSpec:
     compute_dtype: str | None = None
     compute_sharded: bool = False
     grad_sharded: bool = False
+    varying_axes: tuple[str, ...] = ()
+    varying_dim: int = 0
+
+    def local(self, mesh: Mesh, rank: int) -> Local:
+        """Return which local part of its members a rank has."""
+        axes = self.varying_axes
+        return Local(mesh.index(rank, axes), mesh.size(axes), self.varying_dim)
 
     def shards(self, mesh: Mesh) -> int:
         """Return into how many parts the value is cut."""
@@ -227,6 +242,8 @@ def _parse_state(entry: Mapping[str, Any]) -> StateSpec:
         dtype=entry["dtype"],
         trainable=entry["trainable"],
         aliases=tuple(entry.get("aliases", ())),
+        shard_axis=entry.get("shard_axis"),
+        shard_dim=entry.get("shard_dim", 0),
     )
 
 
@@ -242,6 +259,8 @@ def _parse_bucket(entry: Mapping[str, Any]) -> BucketSpec:
         compute_dtype=entry.get("compute_dtype"),
         compute_sharded=entry.get("compute_sharded", False),
         grad_sharded=entry.get("grad_sharded", False),
+        varying_axes=tuple(entry.get("varying_axes", ())),
+        varying_dim=entry.get("varying_dim", 0),
     )
 
 
@@ -293,12 +312,33 @@ def _check(manifest: Manifest) -> None:
             raise ProgramError(
                 f"state {state.name!r} expected kind in {STATE_KINDS}, got {state.kind!r}"
             )
+        _check_shard(state, manifest.mesh)
     for bucket in manifest.buckets:
-        _check_bucket(bucket, states, coordinates)
+        _check_bucket(bucket, states, manifest.mesh)
         _check_sharding(bucket, manifest.mesh)
 
 
-def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinates: int) -> None:
+def _check_shard(state: StateSpec, mesh: Mesh) -> None:
+    """Check that ranks along the axis of a state can hold equal parts of its dim 0."""
+    if state.shard_axis is None:
+        return
+    where = f"state {state.name!r}"
+    known = [axis.name for axis in mesh.axes if axis.role != "unrolled"]
+    if state.shard_axis not in known:
+        raise ProgramError(f"{where} expected a shard axis of {known}, got {state.shard_axis!r}")
+    size, dim = mesh.size([state.shard_axis]), state.shard_dim
+    if not 0 <= dim < len(state.shape) or state.shape[dim] % size:
+        raise ProgramError(
+            f"{where} expected a dim {dim} divisible by {size}, the ranks along "
+            f"{state.shard_axis!r}, got shape {state.shape}"
+        )
+
+
+def _manual(mesh: Mesh) -> list[str]:
+    return [axis.name for axis in mesh.axes if axis.role == "manual"]
+
+
+def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], mesh: Mesh) -> None:
     where = f"bucket {bucket.name!r}"
     absent = [name for name in bucket.members if name not in states]
     if absent:
@@ -310,11 +350,19 @@ def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinat
             f"{where} expected members of dtype {' or '.join(known)}, "
             f"got {odd[0]!r} of {states[odd[0]].dtype}"
         )
-    numel = sum(states[name].numel for name in bucket.members)
+    for name in bucket.members:
+        axes = tuple(filter(None, [states[name].shard_axis]))
+        if axes != bucket.varying_axes:
+            raise ProgramError(
+                f"{where} expected members sharded over {list(bucket.varying_axes)}, its varying "
+                f"axes, got {name!r} over {list(axes)}"
+            )
+    numel = sum(states[name].numel for name in bucket.members) // mesh.size(bucket.varying_axes)
     if numel != bucket.numel:
         raise ProgramError(
             f"{where} expected numel {numel}, the sum of its members, got {bucket.numel}"
         )
+    coordinates = mesh.num_coordinates
     outside = [holder for holder in bucket.holders if not 0 <= holder < coordinates]
     if outside:
         raise ProgramError(f"{where} expected holders below {coordinates}, got {outside[0]}")
@@ -322,12 +370,18 @@ def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], coordinat
 
 def _check_sharding(bucket: BucketSpec, mesh: Mesh) -> None:
     where = f"bucket {bucket.name!r}"
-    manual = [axis.name for axis in mesh.axes if axis.role == "manual"]
+    manual = _manual(mesh)
     axes = tuple(axis for axis in manual if axis in bucket.shard_axes)
     if axes != bucket.shard_axes:
         raise ProgramError(
             f"{where} expected shard axes of {manual}, in this order and each once, "
             f"got {list(bucket.shard_axes)}"
+        )
+    both = [axis for axis in axes if axis in bucket.varying_axes]
+    if both:
+        raise ProgramError(
+            f"{where} expected shard axes beside its varying axes {list(bucket.varying_axes)}, "
+            f"got {both[0]!r} as both"
         )
     for slot, sharded in (("compute", bucket.compute_sharded), ("grad", bucket.grad_sharded)):
         if sharded and not bucket.shard_axes:

@@ -10,8 +10,8 @@ which an allocator would serve it:
     held            4096     8192   8192       4096          peak 8192
 
 So the peak does not depend on when which stream ran. What instructions need inside, such as the
-tensors of a kernel, does not show in it. Shapes do not change from step to step: the first step is
-counted, and those that are measured anyway.
+tensors of a kernel, does not show in it. Shapes do not change from step to step, but where rows
+depend on data: the first step is counted, and those that are measured anyway.
 """
 
 from __future__ import annotations

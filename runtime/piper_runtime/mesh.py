@@ -118,13 +118,17 @@ class Mesh:
         ranks = range(self.world_size)
         return next(rank for rank in ranks if self.coordinate(rank) == coordinate)
 
-    def owner(self, coordinate: int, names: Iterable[str], index: int) -> int:
-        """Return the lowest rank at ``coordinate`` that is ``index`` along the named axes."""
-        axes = tuple(names)
+    def owner(self, coordinate: int, *places: tuple[Iterable[str], int]) -> int:
+        """Return the lowest rank at ``coordinate`` that has, along named axes, the index given.
+
+        ``places`` are pairs of axes and index, which is row-major along these.
+        """
+        wanted = [(tuple(names), index) for names, index in places]
         return next(
             rank
             for rank in range(self.world_size)
-            if self.coordinate(rank) == coordinate and self.index(rank, axes) == index
+            if self.coordinate(rank) == coordinate
+            and all(self.index(rank, names) == index for names, index in wanted)
         )
 
     def peers(self, rank: int) -> tuple[int, ...]:

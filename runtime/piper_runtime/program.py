@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
+import piper_runtime.ops  # noqa: F401  (kernels call these ops by name)
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import Manifest
 from piper_runtime.optimizer import OptimizerFactory

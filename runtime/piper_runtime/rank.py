@@ -12,7 +12,7 @@ from torch import Tensor
 from piper_runtime import compute
 from piper_runtime.errors import ProgramError
 from piper_runtime.home import Home
-from piper_runtime.instruction import COMPUTE, Handle, Instruction, Message
+from piper_runtime.instruction import COMPUTE, HOST, Handle, Instruction, Message
 from piper_runtime.names import dtype_of
 
 __all__ = ["Rank"]
@@ -26,10 +26,11 @@ class Rank:
 
     Methods only enqueue: they return handles (values to come), tuples of handles and events, and
     never block. Instructions go to ``submit`` in program order. Every method takes ``after``, the
-    events that the instruction waits for beside its stream's earlier instructions.
+    events that the instruction waits for beside its stream's earlier instructions. What is enqueued
+    behind a ``host_wait`` waits for that, too.
     """
 
-    __slots__ = ("_inputs", "_number", "_submit", "home", "loss_scale", "outputs")
+    __slots__ = ("_blocked", "_inputs", "_number", "_submit", "home", "loss_scale", "outputs")
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Rank:
         self.home = home
         self.loss_scale = loss_scale
         self.outputs: dict[str, Tensor] = {}
+        self._blocked: Instruction | None = None  # the last host_wait, unless it is done
         self._inputs = inputs
         self._number = 0
         self._submit = submit
@@ -213,6 +215,20 @@ class Rank:
         """Return the event of everything enqueued on the compute stream so far."""
         return self._enqueue("record", COMPUTE, "", None, (), 0, after, compute.nothing, None)[1]
 
+    def host_wait(self, *counts: Handle, mb: int | None = None, after: Events = ()) -> Any:
+        """Let the host wait for integers of the device; all that is enqueued later waits, too.
+
+        Returns the sizes that an ``all_to_all`` takes, for each operand its sums over all dims but
+        the first: a handle, or a tuple of handles.
+        """
+        needed = (*after, *[handle.producer for handle in counts])
+        handles, event = self._enqueue(
+            "host_wait", HOST, "", mb, counts, len(counts), needed, compute.sizes, None
+        )
+        if not event.done:
+            self._blocked = event
+        return handles[0] if len(counts) == 1 else handles
+
     # Communication.
 
     def send(
@@ -322,6 +338,33 @@ class Rank:
         )
         return results[0], event
 
+    def all_to_all(
+        self,
+        value: Handle,
+        *,
+        comm: str,
+        stream: str,
+        dim: int = 0,
+        sizes: tuple[Handle, Handle] | None = None,
+        bound: int | None = None,
+        mb: int | None = None,
+        label: str = "",
+        after: Events = (),
+    ) -> tuple[Handle, Instruction]:
+        """Give part i along ``dim`` to member i; return what all gave to this one, in rank order.
+
+        Parts are equal, or have ``sizes``: how many rows go to each member, and how many come from
+        each, as ``host_wait`` knows them. More than ``bound`` rows in all are an error. The
+        communicator is of one coordinate; all members call the value ``label``.
+        """
+        group = self.home.comm(comm)
+        own = group.members.index(self.home.index)
+        message = Message(group, dim=dim, label=label, own=own, bound=bound)
+        results, event = self._enqueue(
+            "all_to_all", stream, comm, mb, (value, *(sizes or ())), 1, after, None, message
+        )
+        return results[0], event
+
     # How an instruction is made.
 
     def _compute(
@@ -336,7 +379,7 @@ class Rank:
         slot: str = "",
     ) -> Handle:
         """Enqueue an instruction of the compute stream with one result."""
-        line = sys._getframe(2).f_lineno
+        line = self.home.lines.at(sys._getframe(2))
         results, _ = self._enqueue(
             kind, COMPUTE, label, mb, operands, 1, after, thunk, None, line=line, slot=slot
         )
@@ -362,10 +405,17 @@ class Rank:
 
         Returns its results and itself: a worker may finish it, and drop its results, at once.
         """
+        line = line or self.home.lines.at(sys._getframe(2))
+        blocked = self._blocked
+        if blocked is not None:
+            if blocked.done:
+                self._blocked = None
+            else:
+                after = (*after, blocked)
         results = tuple([Handle() for _ in range(num_results)])
         instruction = Instruction(
-            self, kind, stream, label, line or sys._getframe(2).f_lineno, microbatch,
-            operands, results, tuple(after), thunk, message, freed, self._number, slot,
+            self, kind, stream, label, line, microbatch, operands, results, tuple(after), thunk,
+            message, freed, self._number, slot,
         )  # fmt: skip
         self._number += 1
         for handle in results:

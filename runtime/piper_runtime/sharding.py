@@ -6,6 +6,13 @@
 
 The padding is at the end and zero. A member may lie on several ranks, and a rank may hold pieces of
 several members.
+
+Before that, a state may be shared out along an axis by itself, such as experts: each rank along the
+axis has an equal part of its dim 0, which is one run of the whole tensor's elements. The members of
+such a bucket are these local parts, and ranks along the axis hold different flat tensors:
+
+    w: 4 x 2        ep 0: | 0 1 | 2 3 |    ep 1: | 4 5 | 6 7 |    a row per expert
+    flat tensors    on each of them | w local: 4 elements | ... | padding |, cut as above
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Piece", "Shard", "pad"]
+__all__ = ["Local", "Piece", "Shard", "pad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,29 @@ class Piece:
     start: int
     length: int
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Local part ``index`` of ``count``, along ``dim``; states that are not shared out have one."""
+
+    index: int = 0
+    count: int = 1
+    dim: int = 0
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the part of a tensor, whose dim can be divided."""
+        if self.count == 1:
+            return whole
+        return (*whole[: self.dim], whole[self.dim] // self.count, *whole[self.dim + 1 :])
+
+    def start(self, whole: tuple[int, ...]) -> int:
+        """Return where the part starts among the elements of the whole tensor."""
+        return self.index * prod(self.shape(whole))
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the part of a whole tensor, a view; the tensor itself if it is all of it."""
+        return whole if self.count == 1 else whole.chunk(self.count, self.dim)[self.index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Span(NamedTuple):
 
     Of an instruction that communicates, ``members`` are the world ranks of the communicator
     ``comm``, ``peer`` is that of the other end of a message, and ``value`` what both ends call it.
+    ``sent`` are the bytes that an all_to_all gave to other ranks.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Span(NamedTuple):
     members: tuple[int, ...] = ()
     peer: int = -1
     value: str = ""
+    sent: int | None = None
 
 
 class Recorder:
@@ -141,4 +143,5 @@ def _span(step: int, instruction: Instruction, start: int, end: int) -> Span:
     )
     if message is None:
         return Span(*about)
-    return Span(*about, message.comm.name, message.comm.members, message.peer, message.label)
+    where = message.comm.name, message.comm.members, message.peer
+    return Span(*about, *where, message.label, message.sent)

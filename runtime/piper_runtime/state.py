@@ -15,15 +15,17 @@ from piper_runtime.movement import Packing, PartError, movement_for
 from piper_runtime.names import dtype_name, dtype_of
 from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from piper_runtime.program import Program
-from piper_runtime.sharding import Piece, Shard, pad
+from piper_runtime.sharding import Local, Piece, Shard, pad
 
-__all__ = ["Bucket", "Init", "Weights", "flat_value", "make_buckets"]
+__all__ = ["Bucket", "Init", "Weights", "flat_value", "local_flat", "make_buckets"]
 
 Init = Callable[[str, tuple[int, ...], torch.dtype, torch.Generator], Tensor]
 
 
 class Bucket:
     """One bucket on one rank: its slots, and the optimizer of its value.
+
+    Its elements are those of its members, of which ``local`` says which part the rank has.
 
     ``value``, what the optimizer updates, is 1-D of the bucket's dtype: all elements, or this
     rank's ``shard`` of them. ``compute``, what chunks read, is None if that is the value; if it is
@@ -35,7 +37,7 @@ class Bucket:
 
     __slots__ = (
         "_grad", "_movement", "_optimizer", "_own_grads", "_parameters", "_pieces", "_places",
-        "compute", "members", "shard", "spec", "value",
+        "compute", "local", "members", "shard", "spec", "value",
     )  # fmt: skip
 
     def __init__(
@@ -46,11 +48,13 @@ class Bucket:
         *,
         shard: Shard | None = None,
         compute: Tensor | None = None,
+        local: Local | None = None,
     ) -> None:
         """Take ``value`` and ``compute`` as the bucket's own storage; by default it is whole."""
         self.spec = spec
         self.members = tuple(members)
         self.shard = Shard(spec.numel) if shard is None else shard
+        self.local = Local() if local is None else local
         self.value = value
         self.compute = compute
         self._grad: Tensor | None = None
@@ -58,7 +62,7 @@ class Bucket:
         self._movement = movement_for(value.device)
         self._optimizer: torch.optim.Optimizer | None = None
         self._parameters: list[nn.Parameter] = []
-        self._pieces = tuple(self.shard.pieces(self._shapes))
+        self._pieces = tuple(self.shard.pieces(self.shapes))
         self._own_grads: Sequence[Tensor] = ()
 
     @classmethod
@@ -70,8 +74,12 @@ class Bucket:
         *,
         shard: Shard,
         device: torch.device,
+        local: Local | None = None,
     ) -> Bucket:
-        """Return a bucket whose first value is the rank's part of ``whole``, without padding."""
+        """Return a bucket whose first value is the rank's part of ``whole``, without padding.
+
+        ``whole`` are all elements that the rank, and those that it shares them out with, have.
+        """
         whole = pad(whole, shard.padded)
         part, compute = shard.of(whole), None
         if spec.compute_dtype is not None:
@@ -82,12 +90,16 @@ class Bucket:
             value = shard.of(compute)
         else:
             value = part.to(device, copy=True)
-        return cls(spec, members, value, shard=shard, compute=compute)
+        return cls(spec, members, value, shard=shard, compute=compute, local=local)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """What this rank holds of the members, one behind the other in its part."""
         return self._pieces
+
+    def start_of(self, piece: Piece) -> int:
+        """Return where a piece starts among the elements of its whole member."""
+        return self.local.start(self.members[piece.index].shape) + piece.start
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -113,7 +125,8 @@ class Bucket:
         if self._grad is None:
             numel = self.shard.part if self.spec.grad_sharded else self.shard.padded
             dtype = dtype_of(self.spec.grad_dtype or self.spec.dtype)
-            self._grad = torch.zeros(numel, dtype=dtype, device=self.value.device)
+            with torch.inference_mode(False):
+                self._grad = torch.zeros(numel, dtype=dtype, device=self.value.device)
         return self._grad
 
     @property
@@ -122,12 +135,13 @@ class Bucket:
         return self.grad if self.spec.grad_sharded else self.shard.of(self.grad)
 
     @property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [member.shape for member in self.members]
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of what this rank, with those that share it out further, has of members."""
+        return [self.local.shape(member.shape) for member in self.members]
 
     def _packing(self, flat: Tensor) -> Packing:
         """Return the members' places in a whole flat tensor."""
-        return Packing(flat[: self.shard.numel], self._shapes)
+        return Packing(flat[: self.shard.numel], self.shapes)
 
     def check_slot(self, name: str) -> None:
         """Raise ProgramError for a slot that the bucket does not have."""
@@ -198,8 +212,13 @@ class Bucket:
         nothing = [nn.Parameter(self.value[:0])]
         self._optimizer = make_optimizer(factory, self._parameters or nothing)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def update(self, gradient: Tensor, factor: Tensor | None) -> Tensor:
-        """Step the optimizer with ``gradient * factor``; ``own_grad`` then holds ``gradient``."""
+        """Step the optimizer with ``gradient * factor``; ``own_grad`` then holds ``gradient``.
+
+        Never in inference mode: what the optimizer keeps is there after the call.
+        """
         if self._optimizer is None:
             raise ProgramError(f"update of {self.spec.name!r} expected an optimizer, got none")
         self.keep(gradient)
@@ -303,19 +322,32 @@ def make_buckets(
         flat = flat_value(spec, members, weights)
         if look is not None:
             look(spec.name, flat)
+        parts: dict[Local, Tensor] = {}
         for rank in holders:
-            shard = spec.shard(manifest.mesh, rank)
-            buckets[rank][spec.name] = Bucket.make(spec, members, flat, shard=shard, device=device)
+            shard, local = spec.shard(manifest.mesh, rank), spec.local(manifest.mesh, rank)
+            if local not in parts:
+                parts[local] = local_flat(flat, members, local)
+            buckets[rank][spec.name] = Bucket.make(
+                spec, members, parts[local], shard=shard, device=device, local=local
+            )
     return buckets
 
 
 def flat_value(spec: BucketSpec, members: Sequence[StateSpec], weights: Weights) -> Tensor:
-    """Return the first value of a bucket: its members' values, flattened and concatenated."""
-    flat = torch.empty(spec.numel, dtype=dtype_of(spec.dtype))
+    """Return the first value of a bucket: its whole members' values, flattened and concatenated."""
+    flat = torch.empty(sum(member.numel for member in members), dtype=dtype_of(spec.dtype))
     places = Packing(flat, [member.shape for member in members]).parts
     for member, place in zip(members, places, strict=True):
         place.copy_(weights.value(member))
     return flat
+
+
+def local_flat(flat: Tensor, members: Sequence[StateSpec], local: Local) -> Tensor:
+    """Return the local parts of members in the flat tensor of the whole ones; itself if all."""
+    if local.count == 1:
+        return flat
+    places = Packing(flat, [member.shape for member in members]).parts
+    return torch.cat([local.of(place).reshape(-1) for place in places])
 
 
 def _is_abstract(tensor: Tensor) -> bool:

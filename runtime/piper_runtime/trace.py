@@ -78,12 +78,16 @@ def write_trace(
 
 
 def instruction_name(span: Span, listing: Listing, coordinate: int) -> str:
-    """Return ``layer.1$F``, ``send layer.1$F#0 to rank 2`` or ``accumulate head.weight$b``."""
+    """Return ``layer.1$F``, ``send layer.1$F#0 to rank 2``, ``all_to_all layer.0 dispatch`` or
+    ``accumulate head.weight$b``.
+    """
     if span.kind == "run":
         return listing.chunk(coordinate, span.label.removeprefix("chunk "))
     if span.kind in ("send", "recv"):
         way = "to" if span.kind == "send" else "from"
         return " ".join(filter(None, (span.kind, span.value, way, f"rank {span.peer}")))
+    if span.value:
+        return f"{span.kind} {span.value}"
     return f"{span.kind} {span.label}".strip()
 
 
@@ -166,6 +170,7 @@ class _Trace:
                 "program": line.place,
                 "comm": span.comm,
                 "peer": None if span.peer < 0 else span.peer,
+                "bytes_sent": span.sent,
                 "meeting": self._meetings.get(span),
                 **dict.fromkeys(line.flags, True),
             }

@@ -21,6 +21,7 @@ from piper_runtime.check import make_checker
 from piper_runtime.checks import EntryFacts, check_calls, check_entry_point
 from piper_runtime.determinism import check_agreement, check_environment
 from piper_runtime.determinism import deterministic as deterministic_algorithms
+from piper_runtime.devices import device_for
 from piper_runtime.errors import ProgramError
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.gaps import Summary
@@ -125,6 +126,7 @@ class Trainer:
         check_calls(self._facts.values())
         self._fault = arm(fault, self._loaded)
         self.transport.start(manifest)
+        device_for(self.transport.device).keep_memory()
         self._meter = MemoryMeter(manifest, self.transport)
         self._watch = Watch(self.program, self.transport, metrics, self._meter)
         self.transport.guard(self._loaded)
@@ -360,8 +362,9 @@ class Trainer:
     def _enqueue(self, entry: str, batch: Any) -> dict[int, Rank]:
         """Call the rank programs of an entry point, which hand instructions to the transport."""
         manifest, ranks = self._manifest, {}
-        shards = self._shards(batch)
-        submit = self._submit(entry, shards)
+        with torch.inference_mode(False):  # an oracle may differentiate
+            shards = self._shards(batch)
+            submit = self._submit(entry, shards)
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
         if entry == "train":
             self._last_scale = scale
@@ -483,6 +486,10 @@ class Trainer:
 
 @contextmanager
 def _running(deterministic: bool) -> Iterator[None]:
-    """Set what torch does while instructions are executed."""
-    with torch.no_grad(), deterministic_algorithms(deterministic):
+    """Set what torch does while instructions are executed.
+
+    Nothing that they make is differentiated. In inference mode torch does not prepare for that,
+    which saves the host a part of every op; what outlives the call is made outside (``Bucket``).
+    """
+    with torch.inference_mode(), deterministic_algorithms(deterministic):
         yield

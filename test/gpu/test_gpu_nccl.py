@@ -123,7 +123,10 @@ def group(device: torch.device, world: None) -> dist.ProcessGroup:
     return made
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
+KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_collectives_run_on_the_stream_that_is_entered(
     device: torch.device, group: dist.ProcessGroup, kind: str, dim: int
@@ -150,7 +153,7 @@ def _fill_late(value: Tensor) -> None:
 def _collective(
     kind: str, dim: int, value: Tensor, *, group: dist.ProcessGroup, on: Device, stream: Stream
 ) -> Tensor:
-    message = Message(Comm("all", (0,)), dim=dim)
+    message = Message(Comm("all", (0,)), dim=dim, own=0)
     work = exchange(kind, message, group, (value,), device=on)
     stream.run(work.action)
     result: Tensor = work.result

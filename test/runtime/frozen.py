@@ -1,6 +1,6 @@
 """Processes in which one instruction never ends: how far all others come, as program counters.
 
-host    issues in program order; executes compute itself, waiting for its events
+host    issues in program order; executes compute and host_wait itself, waiting for their events
 stream  takes what was issued to it in order; a communication needs the events of all members
 """
 
@@ -10,7 +10,7 @@ from collections import deque
 
 from piper_runtime.counters import ACTIVITY, FIRST_STREAM, Activity
 from piper_runtime.hang import Programs, Status
-from piper_runtime.instruction import COMPUTE, Instruction
+from piper_runtime.instruction import COMPUTE, HOST, Instruction
 
 Meeting = tuple[str, tuple[int, ...], int]
 
@@ -53,9 +53,13 @@ class Machine:
             instruction = program[self._next[rank]]
             if instruction.message is None:
                 self._mark(instruction, 1)
+                if instruction.stream == HOST:  # compute is where the host is
+                    self._cells[rank][FIRST_STREAM] = 2 * instruction.number + 1
                 if instruction is self._frozen or not self._awaited(instruction):
                     return moved
                 self._done.add(instruction)
+                if instruction.stream == HOST:
+                    self._mark(instruction, 2)
             else:
                 self._queues.setdefault((rank, instruction.stream), deque()).append(instruction)
             self._next[rank] += 1

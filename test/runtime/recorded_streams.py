@@ -5,7 +5,8 @@
     threads     every stream but compute has a thread, as a device would; groups are gloo's
 
 `check_log` replays the log of a recording: what a stream does next comes behind what it did and
-behind the points that it waited for, and behind nothing else.
+behind the points that it waited for, behind what the host waited for before, and behind nothing
+else.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from piper_runtime.counters import Counters
 from piper_runtime.devices import CpuDevice, Device, Event, Stream
 from piper_runtime.hang import Programs
-from piper_runtime.instruction import COMPUTE, Instruction
+from piper_runtime.instruction import COMPUTE, HOST, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
 from piper_runtime.program import LoadedProgram
@@ -108,6 +110,9 @@ class RecordingDevice(CpuDevice):
     def current_stream(self) -> Stream:
         return RecordedStream(COMPUTE, self.log)
 
+    def stream(self, *, priority: int = 0) -> Stream:
+        return RecordedStream(HOST, self.log)
+
     def synchronize(self) -> None:
         self.log.note("synchronize", COMPUTE, None)
 
@@ -160,7 +165,7 @@ class RecordedTransport(StreamTransport):
         )
         held = [] if message is None else [*instruction.operands, *instruction.results]
         log.current = issued
-        if message is None:
+        if instruction.stream == COMPUTE:
             instruction.hooks += (self,)
         super().submit(instruction)
         for tensor in {id(h.value): h.value for h in held if isinstance(h.value, Tensor)}.values():
@@ -196,23 +201,32 @@ def check_log(log: Log) -> list[str]:
     clocks: dict[str, dict[str, int]] = {COMPUTE: {ENTRY: 0}}
     points: dict[Any, dict[str, int]] = {}
     wrong = []
+    known: dict[str, int] = {}  # to the host
     for kind, stream, what in log.entries:
         clock = clocks.setdefault(stream, {})
+        if kind == "issue":
+            _join(clock, known)
         if kind == "record":
             points[what] = dict(clock)
         elif kind == "wait":
-            for name, number in points[what].items():
-                clock[name] = max(number, clock.get(name, NOTHING))
+            _join(clock, points[what])
         elif kind == "synchronize":
             for other in clocks.values():
-                clock |= {name: max(n, clock.get(name, NOTHING)) for name, n in other.items()}
+                _join(clock, other)
         elif kind == "dead":
             if clocks[COMPUTE].get(stream, NOTHING) < what.number:
                 wrong.append(f"{what.text}: its tensors went back before compute came behind it")
         else:
             wrong += _check_issue(what, clock, clocks.get(COMPUTE, {}))
             clock[stream] = what.number
+            if stream == HOST:
+                known = dict(clock)
     return wrong
+
+
+def _join(clock: dict[str, int], other: dict[str, int]) -> None:
+    for name, number in other.items():
+        clock[name] = max(number, clock.get(name, NOTHING))
 
 
 def _check_issue(issued: Issued, clock: dict[str, int], compute: dict[str, int]) -> Iterator[str]:
@@ -299,6 +313,7 @@ class ThreadedStream(Stream):
     def _pass(event: ThreadedEvent) -> None:
         event.passed.wait()
 
+    @torch.inference_mode()  # as the thread that issues
     def _work(self) -> None:
         while True:
             action = self._queue.get()
@@ -311,6 +326,9 @@ class ThreadedStream(Stream):
 
 class ThreadedDevice(CpuDevice):
     """A CPU with streams that are threads."""
+
+    def stream(self, *, priority: int = 0) -> Stream:
+        return ThreadedStream()
 
     def current_stream(self) -> Stream:
         return HostStream()

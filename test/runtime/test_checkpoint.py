@@ -317,7 +317,7 @@ def test_writing_is_spread() -> None:
     manifest = Program(program_texts()).manifest
     buckets = {spec.name: spec for spec in manifest.buckets}
     written: dict[int, list[str]] = {rank: [] for rank in range(4)}
-    for (bucket, _, member), rank in choose_writers(manifest).items():
+    for (bucket, _, _, member), rank in choose_writers(manifest).items():
         written[rank].append(buckets[bucket].members[member])
     assert written == {
         0: ["embed.weight"],

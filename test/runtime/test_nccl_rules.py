@@ -113,6 +113,8 @@ def test_fewer_connections_than_streams_are_refused(monkeypatch: pytest.MonkeyPa
         check_connections(four)
     monkeypatch.setenv(nccl.CONNECTIONS, "9")
     check_connections(four)
+    with pytest.raises(RuntimeError, match="at least 10, for compute and the host and two streams"):
+        check_connections(four, host=True)
     monkeypatch.setenv(nccl.CONNECTIONS, "1")
     with pytest.raises(RuntimeError, match="got 1: set it before"):
         check_connections(four)

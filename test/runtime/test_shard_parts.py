@@ -72,9 +72,9 @@ def test_shards_are_numbered_in_mesh_order() -> None:
     assert [SPEC.shard(MESH, rank).index for rank in range(12)] == [0, 1, 2] * 4
     both = BucketSpec("b", ("w",), (1,), "float32", 7, None, shard_axes=("rep", "dp"))
     assert [both.shard(MESH, rank).index for rank in range(12)] == [0, 1, 2, 3, 4, 5] * 2
-    assert [MESH.owner(1, ("dp",), index) for index in range(3)] == [6, 7, 8]
-    assert [MESH.owner(1, ("rep", "dp"), index) for index in range(6)] == list(range(6, 12))
-    assert MESH.owner(1, (), 0) == 6
+    assert [MESH.owner(1, (("dp",), index)) for index in range(3)] == [6, 7, 8]
+    assert [MESH.owner(1, (("rep", "dp"), index)) for index in range(6)] == list(range(6, 12))
+    assert MESH.owner(1) == 6
 
 
 def test_slots_are_parts_or_padded() -> None:

@@ -109,7 +109,7 @@ def test_ranks_hold_parts_padded_at_the_end(sharding: Sharding) -> None:
     for name, members in BUCKETS.items():
         flat = torch.cat([whole[member].reshape(-1) for member in members])
         parts = [held[name].value for held in buckets(trainer)]
-        kept = [parts[trainer._manifest.mesh.owner(0, sharding.axes, index)]
+        kept = [parts[trainer._manifest.mesh.owner(0, (sharding.axes, index))]
                 for index in range(sharding.shards)]  # fmt: skip
         assert torch.equal(torch.cat(kept)[: SIZES[name]], flat)
         assert not torch.cat(kept)[SIZES[name] :].any()

@@ -10,13 +10,12 @@ from piper_runtime.devices import device_for
 from piper_runtime.instruction import Message
 from piper_runtime.mesh import Comm
 from piper_runtime.transports.stream_exchange import Work, exchange
-from torch import Tensor
 
 ALONE = Comm("alone", (0,))
 
 
-def prepare(kind: str, *values: Tensor, comm: Comm = ALONE, **options: Any) -> Work:
-    message = Message(comm, **options)
+def prepare(kind: str, *values: Any, comm: Comm = ALONE, **options: Any) -> Work:
+    message = Message(comm, own=0, **options)
     return exchange(kind, message, None, values, device=device_for("cpu"))
 
 
@@ -38,7 +37,10 @@ def test_an_all_reduce_in_place_of_a_strided_value_writes_it() -> None:
     assert whole.tolist() == [[3.0, 0.0]] * 4
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "all_gather", "reduce_scatter"])
+KINDS = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("strided", [False, True])
 def test_the_only_member_gets_a_copy(kind: str, dim: int, strided: bool) -> None:
@@ -81,3 +83,17 @@ def test_a_value_in_one_piece_is_sent_as_it_is() -> None:
 def test_unequal_parts_cannot_be_scattered() -> None:
     with pytest.raises(ValueError, match="reduce_scatter expected dim 1 divisible by 2, got 3"):
         prepare("reduce_scatter", torch.ones(4, 3), comm=Comm("two", (0, 1)), dim=1)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_that_arrive_have_a_buffer_of_their_number(dim: int) -> None:
+    """Of a group of two, sizes say the shape before anything is exchanged."""
+    value = torch.ones(3, 3)
+    work = prepare("all_to_all", value, [1, 2], [4, 0], comm=Comm("two", (0, 1)), dim=dim)
+    assert tuple(work.result.shape) == ((4, 3) if dim == 0 else (3, 4))
+    assert any(buffer is work.result for buffer in work.buffers)
+
+
+def test_too_many_rows_are_refused_before_there_is_a_buffer() -> None:
+    with pytest.raises(ValueError, match=r"at most 3 rows, got 4: \[4, 0\] from ranks 0, 1"):
+        prepare("all_to_all", torch.ones(3, 3), [1, 2], [4, 0], comm=Comm("two", (0, 1)), bound=3)

@@ -60,6 +60,19 @@ FACTORIES: dict[str, tuple[Factory, set[str]]] = {
 SEVERAL = {"_foreach_mul_", "_foreach_addcdiv_", "_fused_sgd_", "_fused_adamw_"}
 
 
+@pytest.mark.parametrize("clip", [CLIP, None])
+def test_what_outlives_a_step_can_be_changed_outside(clip: float | None) -> None:
+    program = Program(program_texts(clip=clip))
+    trainer = Trainer(program, model=TiedMlp(), optimizer=make_adamw)
+    trainer.step(make_batch(0))
+    for home in trainer._homes.values():
+        for bucket in home.buckets.values():
+            assert bucket.optimizer is not None
+            moments = [value for kept in bucket.optimizer.state.values() for value in kept.values()]
+            lasting = [bucket.value, bucket.grad, *bucket.parameters, *moments]
+            assert not any(tensor.is_inference() for tensor in lasting)
+
+
 @pytest.mark.parametrize("kind", FACTORIES)
 @pytest.mark.parametrize("clip", [CLIP, None])
 def test_three_steps_equal_pytorch(kind: str, clip: float | None) -> None:

@@ -83,9 +83,9 @@ def runs(bucket: Bucket, number: int, piece: Piece, place: int) -> Iterator[Run]
 
     A scalar that is kept of a whole parameter, such as ``step``, goes with its first piece.
     """
-    member = bucket.members[piece.index]
+    member, start = bucket.members[piece.index], bucket.start_of(piece)
     values = bucket.value[place : place + piece.length]
-    yield Run(Key.model(member.name), member.shape, piece.start, values)
+    yield Run(Key.model(member.name), member.shape, start, values)
     if bucket.optimizer is None:
         return
     parameter = bucket.parameters[number]
@@ -93,8 +93,8 @@ def runs(bucket: Bucket, number: int, piece: Piece, place: int) -> Iterator[Run]
     for name, value in kept.items():
         key = Key.optimizer(member.name, name)
         if value.shape == parameter.shape:
-            yield Run(key, member.shape, piece.start, value.detach().reshape(-1))
-        elif piece.start == 0:
+            yield Run(key, member.shape, start, value.detach().reshape(-1))
+        elif start == 0:
             yield Run.whole(key, value.detach())
 
 

@@ -95,7 +95,8 @@ def _aim(bucket: Bucket, reading: Reading, fit: Fit) -> States:
             kept[name] = value = one.empty(piece.shape)
             key = Key.optimizer(fit.optimizer[member.name], name)
             run = Run(key, () if one.scalar else member.shape, 0, value.view(-1))
-            reading.add(run if one.scalar else replace(run, start=piece.start), one.dtype)
+            start = bucket.start_of(piece)
+            reading.add(run if one.scalar else replace(run, start=start), one.dtype)
     return states
 
 
@@ -109,7 +110,7 @@ def _value_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
         if member.kind != "constant":
             for slot in slots:
                 values = slot[place : place + piece.length]
-                yield Run(fit.model[member.name], member.shape, piece.start, values)
+                yield Run(fit.model[member.name], member.shape, bucket.start_of(piece), values)
 
 
 def _compute_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
@@ -119,9 +120,9 @@ def _compute_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
     for index in range(bucket.shard.count):
         part = replace(bucket.shard, index=index)
         place = part.start
-        for piece in part.pieces([member.shape for member in bucket.members]):
+        for piece in part.pieces(bucket.shapes):
             member = bucket.members[piece.index]
             if member.kind != "constant":
                 values = bucket.compute[place : place + piece.length]
-                yield Run(fit.model[member.name], member.shape, piece.start, values)
+                yield Run(fit.model[member.name], member.shape, bucket.start_of(piece), values)
             place += piece.length

@@ -83,7 +83,7 @@ def _written(held: Held, numbers: Mapping[str, float]) -> Iterator[Run]:
     chosen = choose_writers(held.manifest)
     for rank, bucket in held.buckets():
         for number, piece, place in places(bucket):
-            owner = chosen[bucket.spec.name, bucket.shard.index, piece.index]
+            owner = chosen[bucket.spec.name, bucket.local.index, bucket.shard.index, piece.index]
             if owner == rank and bucket.members[piece.index].kind != "constant":
                 yield from runs(bucket, number, piece, place)
     if held.is_first:

@@ -87,7 +87,15 @@ class Device(ABC):
         """Return a tensor with arbitrary values, out of the memory of the current stream."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
+    def empty_on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of the CPU, with arbitrary values, that the device can copy to."""
+        return torch.empty(shape, dtype=dtype)
+
     # Memory.
+
+    def keep_memory(self) -> None:
+        """Let what is freed stay with the process: the next step takes as much again."""
+        return
 
     @abstractmethod
     def reset_peak(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from piper_runtime.devices.base import Device, Event, MemoryFacts, Stream
+from piper_runtime.devices.heap import keep_freed_memory
 
 __all__ = ["CpuDevice", "CpuEvent", "CpuStream"]
 
@@ -74,6 +75,10 @@ class CpuDevice(Device):
 
     def synchronize(self) -> None:
         """Do nothing: everything issued is done."""
+
+    def keep_memory(self) -> None:
+        """Let the heap of this process keep what is freed."""
+        keep_freed_memory()
 
     def reset_peak(self) -> None:
         """Do nothing: there is no peak."""

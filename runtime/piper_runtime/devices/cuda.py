@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from piper_runtime.devices.base import Device, Event, MemoryFacts, Stream
@@ -105,6 +106,10 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         """Block until all streams are done."""
         torch.cuda.synchronize(self.device)
+
+    def empty_on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in pinned memory: else a copy would keep the host."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def reset_peak(self) -> None:
         """Let torch's allocator count from what is allocated now."""

@@ -3,6 +3,9 @@ function.
 
 Inductor's decompositions are applied here and nowhere else: eager kernels keep the ops of the
 model. Kernels draw random numbers as eager ones do.
+
+A kernel of rows whose number depends on data is compiled once, for any number from two on, which is
+what Inductor takes for granted; fewer run op by op, as the text says.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from piper_runtime.determinism import deterministic
-from piper_runtime.kernels.source import KernelSource, empty_arguments
+from piper_runtime.kernels.source import KernelSource, empty_arguments, rows_argument
 
 __all__ = ["SETTINGS", "compile_kernel", "load_kernel", "settings_for"]
 
@@ -30,6 +33,7 @@ SETTINGS: dict[str, object] = {
     "fallback_random": True,
 }
 ALIGNMENT = 16  # bytes, which Inductor takes for granted on GPUs
+LEAST_ROWS, LIKELY_ROWS = 2, 4096
 
 
 def settings_for(*, deterministic: bool) -> dict[str, object]:
@@ -53,7 +57,9 @@ def compile_kernel(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     function = source.function(device)
-    mode = FakeTensorMode()
+    mode, rows = FakeTensorMode(), 0
+    if rows_argument(function) is not None:
+        mode, rows = _symbolic_rows()
     with (
         torch.no_grad(),
         deterministic(bool(settings.get("deterministic"))),
@@ -61,7 +67,7 @@ def compile_kernel(
         tracing(TracingContext(mode)),
     ):
         with mode:
-            arguments = empty_arguments(function, device)
+            arguments = empty_arguments(function, device, rows=rows)
         trace = make_fx(_as_tuple(function), decomposition_table=select_decomp_table())
         with mode:
             graph = trace(*arguments)
@@ -71,6 +77,18 @@ def compile_kernel(
     if getattr(compiled, "constants", None) or not hasattr(compiled, "source_code"):
         raise RuntimeError("expected a kernel without constants of its own and with an op")
     return str(compiled.source_code)
+
+
+def _symbolic_rows() -> tuple[Any, Any]:
+    """Return a fake mode and a size in it that stands for any number of rows."""
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    shapes, source = ShapeEnv(), ConstantSource("rows")
+    symbol = shapes.create_symbol(LIKELY_ROWS, source, dynamic_dim=DimDynamic.DYNAMIC)
+    rows = shapes.create_symintnode(symbol, hint=LIKELY_ROWS, source=source)
+    return FakeTensorMode(shape_env=shapes), rows
 
 
 def _as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
@@ -92,7 +110,22 @@ def load_kernel(
     with libraries_in(libraries), config.patch(SETTINGS):
         exec(compile(compiled.read_text(), compiled, "exec"), module.__dict__)  # noqa: S102
     call: Callable[[list[Tensor]], tuple[Tensor, ...]] = module.call
-    return adapt(call, source.num_results, aligned=device.type == "cuda")
+    kernel = adapt(call, source.num_results, aligned=device.type == "cuda")
+    function = source.function(device)
+    place = rows_argument(function)
+    return kernel if place is None else _for_rows(kernel, function, *place)
+
+
+def _for_rows(
+    kernel: Callable[..., Any], function: Callable[..., Any], index: int, dim: int
+) -> Callable[..., Any]:
+    """Return a kernel that calls ``function`` if argument ``index`` has few rows along a dim."""
+
+    def choose(*arguments: Tensor) -> Any:
+        few = arguments[index].shape[dim] < LEAST_ROWS
+        return function(*arguments) if few else kernel(*arguments)
+
+    return choose
 
 
 @contextlib.contextmanager

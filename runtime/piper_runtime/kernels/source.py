@@ -15,9 +15,19 @@ from torch import Tensor
 from piper_runtime.errors import ProgramError
 from piper_runtime.names import dtype_of
 
-__all__ = ["KernelSource", "empty_arguments", "kernels_used", "read_kernels"]
+__all__ = [
+    "ROWS",
+    "KernelSource",
+    "empty_arguments",
+    "kernels_used",
+    "read_kernels",
+    "rows_argument",
+]
 
-_TYPE = re.compile(r"(\w+)\[(\(\)|\d+(?:, \d+)*)\]")
+ROWS = "rows"
+"""A dim whose size depends on data, and is the same wherever a kernel has it."""
+
+_TYPE = re.compile(rf"(\w+)\[(\(\)|(?:\d+|{ROWS})(?:, (?:\d+|{ROWS}))*)\]")
 
 
 @dataclass(frozen=True)
@@ -90,24 +100,41 @@ def _names(code: CodeType) -> Iterator[str]:
     return iter(code.co_names) if "k" in code.co_names else iter(())
 
 
-def empty_arguments(function: Callable[..., Any], device: torch.device) -> list[Tensor]:
+def rows_argument(function: Callable[..., Any]) -> tuple[int, int] | None:
+    """Return the first argument of a kernel that has a dim of rows, and which dim that is."""
+    code = function.__code__
+    for index, name in enumerate(code.co_varnames[: code.co_argcount]):
+        found = _TYPE.fullmatch(function.__annotations__.get(name) or "")
+        dims = found[2].split(", ") if found else []
+        if ROWS in dims:
+            return index, dims.index(ROWS)
+    return None
+
+
+def empty_arguments(
+    function: Callable[..., Any], device: torch.device, *, rows: int | torch.SymInt = 0
+) -> list[Tensor]:
     """Return an uninitialised tensor for each argument of a kernel, as it is annotated.
 
-    Raises ProgramError for an argument without dtype and shape.
+    ``rows`` is how many it is to have where that depends on data. Raises ProgramError for an
+    argument without dtype and shape.
     """
     code = function.__code__
     return [
-        _empty(name, function.__annotations__.get(name), device)
+        _empty(name, function.__annotations__.get(name), device, rows)
         for name in code.co_varnames[: code.co_argcount]
     ]
 
 
-def _empty(name: str, annotation: str | None, device: torch.device) -> Tensor:
-    """Return a tensor of type ``float32[4, 8]``, or ``float32[()]``."""
+def _empty(
+    name: str, annotation: str | None, device: torch.device, rows: int | torch.SymInt
+) -> Tensor:
+    """Return a tensor of type ``float32[4, 8]``, ``float32[()]`` or ``float32[rows, 8]``."""
     found = _TYPE.fullmatch(annotation or "")
     if found is None:
         raise ProgramError(
             f"argument {name!r} of a kernel expected a type such as float32[4, 8], got {annotation}"
         )
-    dims = [] if found[2] == "()" else [int(dim) for dim in found[2].split(", ")]
-    return torch.empty(dims, dtype=dtype_of(found[1]), device=device)
+    dims = [] if found[2] == "()" else found[2].split(", ")
+    shape: Any = [rows if dim == ROWS else int(dim) for dim in dims]
+    return torch.empty(shape, dtype=dtype_of(found[1]), device=device)

@@ -59,12 +59,14 @@ def check_parts(packing: Packing, parts: Sequence[Tensor]) -> None:
     """Raise PartError unless ``parts`` have the shapes of ``packing`` and one dtype."""
     if len(parts) != len(packing.parts):
         raise ValueError(f"parts expected to be {len(packing.parts)}, got {len(parts)}")
-    for index, (place, part) in enumerate(zip(packing.parts, parts, strict=True)):
-        if place.shape != part.shape:
-            want, got = tuple(place.shape), tuple(part.shape)
-            raise PartError(index, f"expected shape {want}, got {got}")
-        if part.dtype != parts[0].dtype:
-            raise PartError(index, f"expected dtype {parts[0].dtype}, got {part.dtype}")
+    shapes, dtypes = [part.shape for part in parts], [part.dtype for part in parts]
+    if shapes == packing.shapes and len(set(dtypes)) <= 1:
+        return
+    for index, (want, got) in enumerate(zip(packing.shapes, shapes, strict=True)):
+        if want != got:
+            raise PartError(index, f"expected shape {tuple(want)}, got {tuple(got)}")
+        if dtypes[index] != dtypes[0]:
+            raise PartError(index, f"expected dtype {dtypes[0]}, got {dtypes[index]}")
 
 
 def check_rows(x: Tensor, index: Tensor, weights: Tensor | None, *, dims: int) -> None:

@@ -14,7 +14,7 @@ __all__ = ["Packing"]
 class Packing:
     """A flat tensor and, one behind the other, views of it in the shapes of its parts."""
 
-    __slots__ = ("_blocks", "flat", "parts", "starts")
+    __slots__ = ("_blocks", "flat", "parts", "shapes", "starts")
 
     def __init__(self, flat: Tensor, shapes: Sequence[Sequence[int]]) -> None:
         """Make the views; raises ValueError if they do not fill the flat tensor exactly."""
@@ -27,6 +27,7 @@ class Packing:
         self.parts = tuple(
             piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)
         )
+        self.shapes = [part.shape for part in self.parts]
         self.starts = tuple(piece.storage_offset() - flat.storage_offset() for piece in pieces)
         self._blocks: tuple[int, Tensor] | None = None
 

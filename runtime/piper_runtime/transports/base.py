@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +17,15 @@ from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Comm, Mesh
 from piper_runtime.program import LoadedProgram
 
-__all__ = ["Observer", "Transport", "check_gathered", "rank_order_sum", "scattered"]
+__all__ = [
+    "Observer",
+    "Rows",
+    "Transport",
+    "check_gathered",
+    "rank_order_sum",
+    "rows_of",
+    "scattered",
+]
 
 T = TypeVar("T")
 
@@ -131,3 +141,64 @@ def check_gathered(comm: Comm) -> None:
             f"all_gather expected a communicator of one coordinate, got {comm.name}: its "
             f"{len(comm.members)} members hold {comm.num_parts} parts"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows of an all_to_all a rank gives to each member, and gets from each.
+
+    Rows are parts along the message's dim; ``equal`` says that all are of one size by themselves.
+    """
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    equal: bool
+
+    def shape(self, value: Tensor, dim: int) -> tuple[int, ...]:
+        """Return the shape of what is received instead of ``value``."""
+        return (*value.shape[:dim], sum(self.received), *value.shape[dim + 1 :])
+
+
+def rows_of(message: Message, value: Tensor, *sizes: Sequence[int]) -> Rows:
+    """Return how an all_to_all of ``value`` is cut, and let the message know the bytes it sends.
+
+    ``sizes`` are those sent and received, or nothing for equal parts. Raises ValueError for sizes
+    that do not fit the value or the communicator, and for more rows than the message's bound.
+    """
+    comm, dim, size = message.comm, message.dim, value.shape[message.dim]
+    count = len(comm.members)
+    if comm.num_parts != count:
+        raise ValueError(
+            f"all_to_all expected a communicator of one coordinate, got {comm.name}: its {count} "
+            f"members have {comm.num_parts} places along its axes"
+        )
+    if sizes:
+        rows = _given_rows(message, size, *sizes)
+    elif size % count:
+        raise ValueError(f"all_to_all expected dim {dim} divisible by {count}, got {size}")
+    else:
+        rows = Rows((size // count,) * count, (size // count,) * count, True)
+    others = sum(rows.sent) - rows.sent[message.own]
+    message.sent = others * value.itemsize * prod(value.shape[:dim]) * prod(value.shape[dim + 1 :])
+    return rows
+
+
+def _given_rows(message: Message, size: int, sent: Sequence[int], received: Sequence[int]) -> Rows:
+    count, bound = len(message.comm.members), message.bound
+    for what, given in (("send", sent), ("receive", received)):
+        if len(given) != count or min(given) < 0:
+            raise ValueError(
+                f"all_to_all expected sizes to {what} of at least 0, one for each of {count} "
+                f"members, got {list(given)}"
+            )
+    if sum(sent) != size:
+        raise ValueError(
+            f"all_to_all expected sizes to send that add up to {size}, its rows, got {list(sent)}"
+        )
+    if bound is not None and sum(received) > bound:
+        ranks = ", ".join(map(str, message.comm.members))
+        raise ValueError(
+            f"all_to_all expected at most {bound} rows, got {sum(received)}: {list(received)} from "
+            f"ranks {ranks}; a larger capacity in piper.shard(capacity=) raises the bound"
+        )
+    return Rows(tuple(sent), tuple(received), False)

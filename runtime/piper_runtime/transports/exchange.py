@@ -1,11 +1,12 @@
 """Messages and collectives over gloo, as bytes, with sums in rank order: bitwise those of ``local``.
 
-all_reduce = reduce_scatter, all_gather        reduce_scatter = all_to_all, sum in rank order
+reduce_scatter = swap parts, sum in rank order        all_reduce = that in place, swap the sums
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper_runtime.instruction import Instruction, Message
-from piper_runtime.transports.base import check_gathered, rank_order_sum, scattered
+from piper_runtime.transports.base import check_gathered, rank_order_sum, rows_of, scattered
 
-__all__ = ["PERFORM", "as_bytes", "check_identity"]
+__all__ = ["PERFORM", "as_bytes", "check_identity", "sum_into"]
 
 IDENTITY_BYTES = 256
 
@@ -46,6 +47,22 @@ def check_identity(instruction: Instruction, group: dist.ProcessGroup) -> None:
                 f"members of a communicator expected one value, got {name} here and "
                 f"{got} of rank {rank}"
             )
+    if len(instruction.operands) > 1:
+        sent, received = (sizes.get() for sizes in instruction.operands[1:])
+        _check_sizes(message, sent, received, group)
+
+
+def _check_sizes(
+    message: Message, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> None:
+    """Exchange how many rows each member sends to each; raises ValueError if another number is
+    expected.
+    """
+    theirs = torch.empty(len(received), dtype=torch.int64)
+    dist.all_to_all_single(theirs, torch.tensor(sent, dtype=torch.int64), group=group)
+    for rank, want, got in zip(message.comm.members, received, theirs.tolist(), strict=True):
+        if want != got:
+            raise ValueError(f"expected {want} rows of rank {rank}, which sends {got}")
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -64,40 +81,57 @@ def _recv(message: Message, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def _all_reduce(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
-    """Sum equal parts in rank order, one per member, then gather the parts; perhaps in place."""
-    size = len(message.comm.members)
+    """Sum one part per member, then share the sums; perhaps in place."""
+    total = value if message.in_place else value.clone(memory_format=torch.contiguous_format)
     if group is None:
-        return value.clone()
-    flat = value.reshape(-1)
-    part = -(-flat.numel() // size)
-    if part * size == flat.numel():
-        total = _sum_of_parts(flat, size, group)
-        gathered = value if message.in_place else torch.empty_like(value)
-        dist.all_gather_single(as_bytes(gathered), as_bytes(total), group=group)
-        return gathered
-    padded = flat.new_zeros(part * size)
-    padded[: flat.numel()].copy_(flat)
-    total = _sum_of_parts(padded, size, group)
-    dist.all_gather_single(as_bytes(padded), as_bytes(total), group=group)
-    return padded[: flat.numel()].view(value.shape)
+        return total
+    parts = total.view(-1).tensor_split(len(message.comm.members))
+    own = parts[dist.get_rank(group)]
+    sum_into(own, _swap(parts, message, group))
+    _swap([own] * len(parts), message, group, into=parts)
+    return total
 
 
 def _reduce_scatter(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
     if group is None:
         return value.clone()
-    parts = scattered(value, message)
-    if message.dim == 0 and len(parts) == message.comm.num_parts:
-        flat = value.reshape(-1)  # a part per member, one behind the other
-    else:
-        flat = torch.stack(parts).view(-1)
-    return _sum_of_parts(flat, len(parts), group).view(parts[0].shape)
+    parts = [part.contiguous() for part in scattered(value, message)]
+    return rank_order_sum(_swap(parts, message, group))
 
 
-def _sum_of_parts(flat: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
-    """Return the rank-order sum of this member's part of ``flat``, which has ``size`` parts."""
-    received = torch.empty_like(flat)
-    dist.all_to_all_single(as_bytes(received), as_bytes(flat), group=group)
-    return rank_order_sum(received.chunk(size))
+def _swap(
+    parts: Sequence[Tensor],
+    message: Message,
+    group: dist.ProcessGroup,
+    *,
+    into: Sequence[Tensor] | None = None,
+) -> Sequence[Tensor]:
+    """Send each other member its part and return, by member, what came, and the own part.
+
+    It comes ``into`` tensors, by default new ones like the own part.
+    """
+    me, works = dist.get_rank(group), list[dist.Work | None]()
+    own = parts[me]
+    if into is None:
+        into = [own if index == me else torch.empty_like(own) for index in range(len(parts))]
+    for index, rank in enumerate(message.comm.members):
+        if index == me:
+            continue
+        for move, tensor in ((dist.irecv, into[index]), (dist.isend, parts[index])):
+            if tensor.numel():
+                works.append(move(as_bytes(tensor), rank, group=group))
+    for work in works:
+        assert work is not None, "this rank is a member"
+        work.wait()
+    return into
+
+
+def sum_into(own: Tensor, parts: Sequence[Tensor]) -> None:
+    """Write the rank-order sum of ``parts``, which may be overwritten, to ``own``, one of them."""
+    total = parts[0]
+    for part in parts[1:-1]:
+        total += part
+    torch.add(total, parts[-1], out=own)
 
 
 def _all_gather(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
@@ -110,6 +144,26 @@ def _all_gather(message: Message, group: dist.ProcessGroup | None, value: Tensor
     if message.dim == 0:
         return gathered.flatten(0, 1)  # they lie one behind the other
     return torch.cat(list(gathered), message.dim)
+
+
+def _all_to_all(
+    message: Message, group: dist.ProcessGroup | None, value: Tensor, *sizes: Sequence[int]
+) -> Tensor:
+    rows, dim = rows_of(message, value, *sizes), message.dim
+    rows_first = value.movedim(dim, 0).contiguous()
+    received = rows_first.new_empty((sum(rows.received), *rows_first.shape[1:]))
+    if group is None:
+        received.copy_(rows_first)
+    else:
+        width = value.itemsize * prod(rows_first.shape[1:])
+        dist.all_to_all_single(
+            as_bytes(received),
+            as_bytes(rows_first),
+            [size * width for size in rows.received],
+            [size * width for size in rows.sent],
+            group=group,
+        )
+    return received.movedim(0, dim).contiguous()
 
 
 def _broadcast(message: Message, group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
@@ -125,6 +179,7 @@ PERFORM: dict[str, Callable[..., Any]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
     "broadcast": _broadcast,
 }
 """What performs each kind of instruction: given the message, its group and the operands."""

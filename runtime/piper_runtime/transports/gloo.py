@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from piper_runtime.counters import FIRST_STREAM, Activity
 from piper_runtime.errors import InstructionError
-from piper_runtime.instruction import COMPUTE, Instruction
+from piper_runtime.instruction import COMPUTE, HOST, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
 from piper_runtime.transports.exchange import PERFORM, check_identity
@@ -100,7 +100,7 @@ class GlooTransport(ProcessTransport):
         work.start()
         return queue
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _work(self, stream: str, queue: SimpleQueue[Instruction | None]) -> None:
         """Execute one stream's instructions in order until one fails."""
         cells, slot = self._counters.cells, self._counters.slots[stream]
@@ -122,6 +122,8 @@ class GlooTransport(ProcessTransport):
         """Execute an instruction of the compute stream here and now."""
         self._heads[COMPUTE] = instruction
         self._counters.cells[FIRST_STREAM] = 2 * instruction.number + 1
+        if instruction.stream == HOST:
+            self._counters.cells[self._counters.slots[HOST]] = 2 * instruction.number + 1
         self._wait_for(instruction)
         start = time.perf_counter_ns() if self.observer else 0
         try:
@@ -130,6 +132,8 @@ class GlooTransport(ProcessTransport):
             self._fail(instruction, error)
             assert self._failure is not None
             raise self._failure from error
+        if instruction.stream == HOST:
+            self._counters.cells[self._counters.slots[HOST]] = 2 * instruction.number + 2
         if self.observer:
             self.observer(instruction, start, time.perf_counter_ns())
         # Whoever begins to wait later sees that the instruction is done.

@@ -21,9 +21,15 @@ import torch
 from torch import Tensor
 
 from piper_runtime.errors import DeadlockError, InstructionError
-from piper_runtime.instruction import COMPUTE, Handle, Instruction, Message
+from piper_runtime.instruction import COMPUTE, HOST, Handle, Instruction, Message
 from piper_runtime.manifest import Manifest
-from piper_runtime.transports.base import Transport, check_gathered, rank_order_sum, scattered
+from piper_runtime.transports.base import (
+    Transport,
+    check_gathered,
+    rank_order_sum,
+    rows_of,
+    scattered,
+)
 
 __all__ = ["LocalTransport"]
 
@@ -72,7 +78,7 @@ class LocalTransport(Transport):
     def submit(self, instruction: Instruction) -> None:
         """Append to the queue of the instruction's rank and stream."""
         stream = instruction.stream
-        if self._single_queue and stream != COMPUTE:
+        if self._single_queue and stream not in (COMPUTE, HOST):
             stream = "communication"
         key = (instruction.rank.home.index, stream)
         queue = self._queues.get(key)
@@ -251,6 +257,8 @@ def _perform(members: list[Instruction]) -> None:
         _check_alike(members)
         if members[0].kind in ("send", "recv"):
             _pass(members)
+        elif members[0].kind == "all_to_all":
+            _exchange(members)
         else:
             _collective(members)
     except InstructionError:
@@ -312,6 +320,42 @@ def _pass(members: list[Instruction]) -> None:
         raise ValueError(f"{receiver.describe()} expected {expected}, got {got}")
     sender.store(None)
     receiver.store(value.clone(memory_format=torch.contiguous_format))
+
+
+def _exchange(members: list[Instruction]) -> None:
+    """Give each member what all others have for it; an error is that of the member at fault."""
+    values: list[Tensor] = [member.operands[0].get() for member in members]
+    parts: list[Sequence[Tensor]] = []
+    received: list[Sequence[int]] = []
+    for member, value in zip(members, values, strict=True):
+        message = member.message
+        assert message is not None
+        try:
+            _check_fits(value, values[0], message.dim)
+            rows = rows_of(message, value, *[sizes.get() for sizes in member.operands[1:]])
+        except Exception as error:
+            raise member.failure(error) from error
+        parts.append(value.split_with_sizes(rows.sent, message.dim))
+        received.append(rows.received)
+    for index, (member, expected) in enumerate(zip(members, received, strict=True)):
+        message = member.message
+        assert message is not None
+        for other, part in enumerate(parts):
+            got = part[index].shape[message.dim]
+            if got != expected[other]:
+                report = f"{member.describe()} expected {expected[other]} rows of rank "
+                raise ValueError(f"{report}{message.comm.members[other]}, which sends {got}")
+        member.store(torch.cat([part[index] for part in parts], message.dim))
+
+
+def _check_fits(value: Tensor, other: Tensor, dim: int) -> None:
+    """Raise ValueError unless tensors differ in their rows along a dim at most."""
+    shapes = [list(tensor.shape) for tensor in (value, other)]
+    for shape in shapes:
+        shape[dim] = 0
+    if shapes[0] != shapes[1] or value.dtype != other.dtype:
+        want, got = f"{other.dtype} {tuple(other.shape)}", f"{value.dtype} {tuple(value.shape)}"
+        raise ValueError(f"all_to_all expected {want} as others, but for dim {dim}, got {got}")
 
 
 def _collective(members: list[Instruction]) -> None:

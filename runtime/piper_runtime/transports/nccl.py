@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from piper_runtime.devices import CudaDevice, Stream
 from piper_runtime.errors import ProgramError
+from piper_runtime.hang import Programs
+from piper_runtime.instruction import HOST
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
 from piper_runtime.transports.streams import StreamTransport
@@ -88,6 +90,12 @@ class NcclTransport(StreamTransport):
         check_connections(manifest)
         super().start(manifest)
 
+    def _prepare(self, programs: Programs, manifest: Manifest) -> None:
+        """Make the streams; raises RuntimeError if that of the host shares a connection."""
+        super()._prepare(programs, manifest)
+        if HOST in self._lanes.by_name:
+            check_connections(manifest, host=True)
+
     def _new_group(self, spec: CommSpec, members: tuple[int, ...]) -> dist.ProcessGroup:
         """Make a group; no stream of its own is used for collectives, one is for messages.
 
@@ -137,15 +145,19 @@ def check_communicators(manifest: Manifest) -> None:
         )
 
 
-def check_connections(manifest: Manifest) -> None:
-    """Raise RuntimeError if streams would share a connection to the GPU."""
+def check_connections(manifest: Manifest, *, host: bool = False) -> None:
+    """Raise RuntimeError if streams would share a connection to the GPU.
+
+    One more is that on which the ``host`` copies what it waits for.
+    """
     count, where = _most_communicators(manifest)
-    needed = 1 + 2 * count
+    needed = 1 + 2 * count + host
     connections = int(os.environ.get(CONNECTIONS, str(DEFAULT_CONNECTIONS)))
     if connections < needed:
         raise RuntimeError(
-            f"{where} expected {CONNECTIONS} of at least {needed}, for compute and two streams of "
-            f"each of {count} communicators, got {connections}: set it before CUDA is first used"
+            f"{where} expected {CONNECTIONS} of at least {needed}, for compute{' and the host' * host} "
+            f"and two streams of each of {count} communicators, got {connections}: set it before CUDA "
+            "is first used"
         )
 
 

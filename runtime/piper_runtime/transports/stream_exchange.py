@@ -8,7 +8,7 @@ process group has, between two events of the current one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from piper_runtime.devices import Device
 from piper_runtime.instruction import Message
-from piper_runtime.transports.base import check_gathered
+from piper_runtime.transports.base import check_gathered, rows_of
 
 __all__ = ["Work", "exchange", "pass_message"]
 
@@ -37,11 +37,12 @@ class Work:
 
 
 def exchange(
-    kind: str, message: Message, group: Group, values: tuple[Tensor, ...], *, device: Device
+    kind: str, message: Message, group: Group, values: tuple[Any, ...], *, device: Device
 ) -> Work:
     """Prepare a communication instruction; ``group`` is None where it has a single member.
 
-    Raises ValueError for a reduce_scatter of parts that are not equal.
+    ``values`` are those of its operands. Raises ValueError for a reduce_scatter of parts that are
+    not equal, and for an all_to_all whose sizes do not fit or that would receive too many rows.
     """
     return _PREPARE[kind](message, group, device, *values)
 
@@ -142,6 +143,29 @@ def _reduce_scatter(message: Message, group: Group, device: Device, value: Tenso
     return Work(result, (result, packed), action)
 
 
+def _all_to_all(
+    message: Message, group: Group, device: Device, value: Tensor, *sizes: Sequence[int]
+) -> Work:
+    rows, dim = rows_of(message, value, *sizes), message.dim
+    rows_first = value.movedim(dim, 0)
+    packed = _room_to_pack(rows_first, device)
+    gathered = device.empty((sum(rows.received), *rows_first.shape[1:]), value.dtype)
+    result = gathered if dim == 0 else device.empty(rows.shape(value, dim), value.dtype)
+    received, sent = (None, None) if rows.equal else ([*rows.received], [*rows.sent])
+
+    def action() -> None:
+        if packed is not rows_first:
+            packed.copy_(rows_first)
+        if group is None:
+            gathered.copy_(packed)
+        else:
+            dist.all_to_all_single(gathered, packed, received, sent, group=group)
+        if dim:
+            result.copy_(gathered.movedim(0, dim))
+
+    return Work(result, (gathered, result, packed), action)
+
+
 def _broadcast(message: Message, group: Group, device: Device, value: Tensor) -> Work:
     copy = device.empty(tuple(value.shape), value.dtype)
 
@@ -170,5 +194,6 @@ _PREPARE: dict[str, Callable[..., Work]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
     "broadcast": _broadcast,
 }

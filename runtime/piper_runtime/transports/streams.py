@@ -2,7 +2,7 @@
 
 The host calls the rank program once, in order, and issues each instruction to its stream: waits for
 the points of other streams that it needs, the work itself, and a point of its own if somebody may
-wait for it. It does not wait for the device before ``drain``.
+wait for it. It does not wait for the device before ``drain``, but for a host_wait.
 
     host     | F0 | record | send x0 | recv x1 | F1 | ... | drain
     compute  | F0 ........... |                  wait | F1 ...
@@ -10,7 +10,8 @@ wait for it. It does not wait for the device before ``drain``.
     pp$1.0                wait | recv x1 ......... |
 
 Compute is the stream that is current when a call begins; every other named stream is one of its
-own. All memory comes from compute. So a stream that fills a new buffer first waits for compute as
+own. A host_wait copies on a stream of its own, behind what made its operands and nothing else, and
+the host goes on when that is done. All memory comes from compute. So a stream that fills a new buffer first waits for compute as
 it is when the buffer is taken, for until then somebody else may use its bytes; and nothing that a
 stream uses goes back before compute has waited for that stream.
 """
@@ -29,7 +30,7 @@ from piper_runtime.counters import FIRST_STREAM, Activity
 from piper_runtime.devices import Device, Event, Stream
 from piper_runtime.errors import ProgramError
 from piper_runtime.hang import Programs
-from piper_runtime.instruction import COMPUTE, Instruction
+from piper_runtime.instruction import COMPUTE, HOST, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
 from piper_runtime.transports.lanes import NOTHING, Lane, Lanes
@@ -82,7 +83,9 @@ class StreamTransport(ProcessTransport):
         # Until the device is asked; it stays so if this process is killed here.
         self._counters.cells[FIRST_STREAM] = 2 * instruction.number + 1
         try:
-            if instruction.message is None:
+            if instruction.stream == HOST:
+                self._issue_host(instruction)
+            elif instruction.message is None:
                 self._issue_compute(instruction)
             else:
                 self._issue_message(instruction)
@@ -146,6 +149,9 @@ class StreamTransport(ProcessTransport):
         for name, spec in _specs_of_streams(found, manifest).items():
             slot = self._counters.slots[name]
             self._lanes.by_name[name] = Lane(name, self._new_stream(name, spec), slot)
+        if any(instruction.stream == HOST for instruction in found):
+            slot = self._counters.slots[HOST]
+            self._lanes.by_name[HOST] = Lane(HOST, self._device.stream(), slot)
         order = [spec.name for spec in manifest.comms]
         messages = {_ends(i) for i in found if i.kind in ("send", "recv")}
         for comm, source, target in sorted(messages, key=lambda m: (order.index(m[0]), *m[1:])):
@@ -170,6 +176,31 @@ class StreamTransport(ProcessTransport):
         if instruction.kind == "record":
             self._lanes.mark(lane)
 
+    def _issue_host(self, instruction: Instruction) -> None:
+        """Copy what the host waits for, and wait; compute goes on meanwhile."""
+        lane = self._lanes.by_name[HOST]
+        self._order(lane, instruction)
+        instruction.begin()
+        values = [operand.get() for operand in instruction.operands]
+        copies = [self._device.empty_on_host(tuple(v.shape), v.dtype) for v in values]
+        start = lane.stream.record(timed=True) if self.observer is not None else None
+
+        def copy() -> None:
+            for value, to in zip(values, copies, strict=True):
+                to.copy_(value, non_blocking=True)
+
+        lane.stream.run(copy)
+        if start is not None:
+            self._moments.append((instruction, start, lane.stream.record(timed=True)))
+        lane.issue(instruction)
+        event = self._lanes.mark(lane).event
+        while not event.done():
+            if self._failure is not None:
+                raise self._failure
+            time.sleep(POLL_SECONDS)
+        assert instruction.thunk is not None
+        instruction.store(instruction.thunk(*copies))
+
     def _issue_message(self, instruction: Instruction) -> None:
         message, lane = instruction.message, self._lanes.by_name[instruction.stream]
         assert message is not None
@@ -184,14 +215,17 @@ class StreamTransport(ProcessTransport):
         lane.stream.run(work.action)
         if start is not None:
             self._moments.append((instruction, start, lane.stream.record(timed=True)))
-        lane.keep(instruction.number, (*values, *work.buffers))
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        lane.keep(instruction.number, (*tensors, *work.buffers))
         lane.issue(instruction)
         self._lanes.mark(lane)
         instruction.store(work.result)
 
     def _order(self, lane: Lane, instruction: Instruction) -> bool:
         """Let a lane wait for what an instruction needs; return whether it has to."""
-        needed = [*instruction.waits, *(operand.producer for operand in instruction.operands)]
+        makers = [operand.producer for operand in instruction.operands]
+        # The host has seen a host_wait through before it issues anything else.
+        needed = [before for before in (*instruction.waits, *makers) if before.stream != HOST]
         # The last one of a stream comes behind all others of it.
         waited = False
         for before in sorted(needed, key=lambda other: -other.number):
@@ -272,7 +306,7 @@ def _specs_of_streams(instructions: list[Instruction], manifest: Manifest) -> di
     found: dict[str, CommSpec] = {}
     for instruction in instructions:
         if instruction.message is None:
-            if instruction.stream != COMPUTE:
+            if instruction.stream not in (COMPUTE, HOST):
                 raise ProgramError(
                     f"{instruction.describe()} expected stream {COMPUTE!r}, "
                     f"got {instruction.stream!r}"
