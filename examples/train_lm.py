@@ -28,6 +28,7 @@ from text import entropies, sample
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
+LossFunction = Callable[[nn.Module, Batch], Tensor]
 
 TOLERANCE = 1e-10
 VALIDATION_BATCHES = 16
@@ -52,12 +53,13 @@ class Process:
             print(text, flush=True)
 
     def shard(self, batch: Batch, mesh: Mesh) -> Batch:
-        """The part of a batch (all ranks' rows, in dp order) that this process feeds."""
+        """The part of a batch (all ranks' rows, in order of the data axes) that this process feeds."""
         if self.world_size == 1:
             return batch
         mesh.check_world_size(self.world_size)
-        index = mesh.indices(self.rank).get("dp", 0)
-        parts = mesh["dp"].size if "dp" in mesh.names else 1
+        index, parts, indices = 0, 1, mesh.indices(self.rank)
+        for axis in mesh.manual:
+            index, parts = index * axis.size + indices[axis.name], parts * axis.size
         return {name: value.chunk(parts)[index] for name, value in batch.items()}
 
 
@@ -115,15 +117,20 @@ def batch_of(options: argparse.Namespace, step: int, *, split: str = "train") ->
     return sample(split, batch=options.batch, context=options.context, seed=seed, step=step)
 
 
-def train(options: argparse.Namespace, process: Process) -> None:
-    """Train from the first weights and report the loss on held-out text."""
-    strategy = make_strategy(options)
+def train(
+    options: argparse.Namespace,
+    process: Process,
+    *,
+    model: nn.Module,
+    strategy: piper.Strategy,
+    loss_fn: LossFunction,
+) -> None:
+    """Train from the weights of `model` and report the loss on held-out text."""
     process.say(with_idle(strategy.table).format(axis="pp"))
 
     def feed(step: int, split: str = "train") -> Batch:
         return process.shard(batch_of(options, step, split=split), strategy.mesh)
 
-    model = make_model(options)
     program = piper.compile(model, loss_fn, strategy, feed(1))
     trainer = piper.Trainer(program, model=model, transport=options.transport)
     for step in range(1, options.steps + 1):
@@ -138,11 +145,19 @@ def train(options: argparse.Namespace, process: Process) -> None:
     )
 
 
-def check(options: argparse.Namespace, process: Process) -> bool:
-    """Whether the first step in fp64 has the loss and gradients of a plain PyTorch step."""
-    strategy, batch = make_strategy(options, update=False), batch_of(options, 1)
-    model = make_model(options).double()
-    plain = copy.deepcopy(model)
+def check(
+    options: argparse.Namespace,
+    process: Process,
+    *,
+    model: nn.Module,
+    strategy: piper.Strategy,
+    loss_fn: LossFunction,
+    bound: float,
+) -> bool:
+    """Whether the first step of `model` has the loss and gradients of a plain PyTorch step; the
+    strategy has no update.
+    """
+    batch, plain = batch_of(options, 1), copy.deepcopy(model)
     loss = loss_fn(plain, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     expected = {"loss": loss.detach()}
@@ -159,10 +174,10 @@ def check(options: argparse.Namespace, process: Process) -> bool:
 
     distances = {name: distance(found[name], value) for name, value in expected.items()}
     worst = max(distances, key=lambda name: distances[name])
-    equal = distances[worst] <= TOLERANCE
+    equal = distances[worst] <= bound
     process.say(
         f"check: {'passed' if equal else 'FAILED'}: loss and {len(expected) - 1} gradients in fp64 "
-        f"differ from plain PyTorch by {distances[worst]:.1e} at most ({worst}), bound {TOLERANCE}"
+        f"differ from plain PyTorch by {distances[worst]:.1e} at most ({worst}), bound {bound}"
     )
     return equal
 
@@ -217,8 +232,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Train, then check; the exit status is 1 if the check fails."""
     options, process = parse(arguments), Process.current()
-    train(options, process)
-    return 0 if not options.check or check(options, process) else 1
+    model, strategy = make_model(options), make_strategy(options)
+    train(options, process, model=model, strategy=strategy, loss_fn=loss_fn)
+    if not options.check:
+        return 0
+    model, strategy = make_model(options).double(), make_strategy(options, update=False)
+    passed = check(
+        options, process, model=model, strategy=strategy, loss_fn=loss_fn, bound=TOLERANCE
+    )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
