@@ -7,6 +7,7 @@ from typing import Any
 
 from piper.simulate import Link, Network, Profile, ProgramFacts, ProgramSimulation, simulate_program
 from piper.simulate.facts import ChunkFacts, KernelFacts
+from piper.simulate.sizes import Size
 from piper_runtime.batch import InputSpec
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper_runtime.mesh import Axis, CommSpec, Mesh
@@ -63,7 +64,7 @@ class Rows:
 
 def chunk(kernel: str, *, stage: int | None = 0, pass_: str = "F", size: int = 8) -> ChunkFacts:
     """A chunk that launches one kernel and makes `size` bytes."""
-    return ChunkFacts(f"{kernel}.{stage}${pass_}", stage, pass_, (kernel,), (size,), 0)
+    return ChunkFacts(f"{kernel}.{stage}${pass_}", stage, pass_, (kernel,), (Size.of(size),), 0)
 
 
 def facts(

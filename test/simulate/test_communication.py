@@ -13,6 +13,7 @@ from compiled_mlp import compiled, sgd
 from handmade import Rows, chunk, facts
 from piper.simulate import ProgramFacts
 from piper.simulate.communication import Traffic, measure_traffic, measure_volumes, times
+from piper.simulate.sizes import Size
 from piper_runtime import Program, Trainer
 from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import BucketSpec
@@ -37,7 +38,7 @@ def collective(
 
 def counted(*rows: Rows, microbatches: int = 2, size: int = 1000, **more: Any) -> ProgramFacts:
     """Programs on four data-parallel ranks per coordinate."""
-    chunks = [replace(CHUNK, results=(size,))]
+    chunks = [replace(CHUNK, results=(Size.of(size),))]
     found = facts(*rows, chunks=chunks, buckets=[BUCKET, OTHER], dp=RANKS, **more)
     return replace(found, manifest=replace(found.manifest, microbatches=microbatches))
 

@@ -8,6 +8,7 @@ import pytest
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
 from piper.simulate.facts import ChunkFacts, KernelFacts, read_chunks, read_kernels
+from piper.simulate.sizes import Size
 
 # Sizes are 16 bytes per tensor<4xf32>, 8 per tensor<4xbf16>.
 MODULE = """
@@ -95,14 +96,14 @@ def test_gradients_for_a_collective_are_there_twice(grad: str, temporaries: int)
         module = ir.Module.parse(FLAT.format(grad=grad))  # which owns the ops
         symbols = Symbols(module)
         [chunk] = read_chunks(symbols, read_kernels(symbols)).values()
-    assert chunk.results == (32,)
+    assert chunk.results == (Size.of(32),)
     assert chunk.temporaries == temporaries
 
 
 def test_chunks(symbols: Symbols) -> None:
     chunks = read_chunks(symbols, read_kernels(symbols))
     # What the first launch returns lives as long as the chunk.
-    assert chunks["a.0$F"] == ChunkFacts("a.0$F", 1, "F", ("fork$2", "fork$2"), (16,), 64)
+    assert chunks["a.0$F"] == ChunkFacts("a.0$F", 1, "F", ("fork$2", "fork$2"), (Size.of(16),), 64)
     assert str(chunks["a.0$F"].action(3)) == "1F3"
-    assert chunks["count$P0"] == ChunkFacts("count$P0", None, "P", ("count$3",), (8,), 0)
+    assert chunks["count$P0"] == ChunkFacts("count$P0", None, "P", ("count$3",), (Size.of(8),), 0)
     assert chunks["count$P0"].action(3) is None

@@ -90,11 +90,11 @@ def test_collectives_slices_and_conversions_make_new_tensors() -> None:
     [updated] = rows.add("update", gradient, results=1, bucket="w$b")
     rows.add("write", updated, symbol="w$b", slot="compute")
     found = values(rows, MASTER)
-    assert found.bytes[value] == found.bytes[updated] == PART
-    assert found.bytes[whole] == found.bytes[packed] == PADDED
-    assert found.bytes[part] == found.bytes[own] == PART
-    assert found.bytes[narrow] == PART // 2
-    assert found.bytes[gradient] == PADDED
+    assert found.bytes(value) == found.bytes(updated) == PART
+    assert found.bytes(whole) == found.bytes(packed) == PADDED
+    assert found.bytes(part) == found.bytes(own) == PART
+    assert found.bytes(narrow) == PART // 2
+    assert found.bytes(gradient) == PADDED
     assert found.owned == {whole, packed, part, own, narrow}
 
 
@@ -116,7 +116,7 @@ def test_a_reduction_over_coordinates_leaves_a_part_per_data_parallel_rank() -> 
     first, second = Rows(), Rows()
     for rows in (first, second):
         part = scatter(rows, rows.run(PACKED.name))
-        assert values(rows, ZERO_3).bytes[part] == PART
+        assert values(rows, ZERO_3).bytes(part) == PART
     program = facts(first, second, chunks=[PACKED], buckets=[ZERO_3], dp=4)
     found = run(program).memory[0]
     assert found.temporaries == (2 * 8 + 1) * PART - PART

@@ -179,6 +179,25 @@ def test_a_program_by_a_roofline(say: Any, folder: Path, tmp_path: Path) -> None
     assert "--optimizer-bytes says it" in slower
 
 
+def links(said: str) -> list[str]:
+    """The links that messages went over, by what the report says."""
+    [row] = [line.split() for line in said.splitlines() if line.startswith("  messages ")]
+    return row[-1:]
+
+
+def test_links_follow_from_where_ranks_are(say: Any, folder: Path) -> None:
+    """Two ranks of one node of eight, or of two nodes."""
+    assert links(say(folder, "--device", "H800")) == ["nvlink4-h800"]
+    assert links(say(folder, "--device", "H800", "--node", 1)) == ["infiniband-ndr"]
+    other = say(folder, "--device", "H800", "--node", 1, "--across", "infiniband-hdr")
+    assert links(other) == ["infiniband-hdr"]
+    assert links(say(folder, "--device", "H800", "--node", 2, "--link", "pcie")) == ["pcie5"]
+    assert links(say(folder, "--device", "H800", "--link", "pp=pcie")) == ["pcie5"]
+    every = ("--device", "CPU", "--link", "loopback", "--across", "pcie4")
+    assert links(say(folder, *every, "--node", 2)) == ["loopback"]
+    assert links(say(folder, *every, "--node", 1)) == ["pcie4"]
+
+
 def test_a_program_as_measured(say: Any, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     assert "measured on" in say(folder, "--measure", file, "--link", "loopback")
@@ -236,6 +255,9 @@ SIZES = ("--ranks", "2", "--microbatches", "2")
         (("1F1B", *SIZES, "--cost", "pair=1:2"), "--cost of pair expected one number, got 1.0:2.0"),
         (("1F1B", *SIZES, "--cost", "F=-1"), "cost of F must be finite and at least 0, got -1.0"),
         (("1F1B", *SIZES, "--write-costs", "x"), "--write-costs expected a compiled directory"),
+        (("1F1B", *SIZES, "--node", "8"), "--node expected a compiled directory, got 1F1B"),
+        (("1F1B", *SIZES, "--across", "pcie4"), "--across expected a compiled directory, got 1F1B"),
+        (("1F1B", *SIZES, "--load", "2"), "--load expected a compiled directory, got 1F1B"),
         (("1F1B", *SIZES, "--cost", "no.json"), "--cost expected a file that exists, got no.json"),
         (("1F1B", *SIZES, "--cost", "F=1,F=2"), "--cost expected F once, got 'F=1,F=2'"),
         (
@@ -259,7 +281,16 @@ def test_wrong_words_about_tables(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "a program expected --link NAME for all axes, got none"),
+        ((), "a program expected --link NAME for all axes, or a --device whose nodes are known, g"),
+        (("--device", "cpu"), "NAME for all axes, or a --device whose nodes are known, got cpu"),
+        (
+            ("--link", "dp=pcie4"),
+            "expected --link NAME for all axes, or a --device whose nodes are",
+        ),
+        (("--link", "pcie4", "--node", "8"), "a program expected --across NAME, or a --device"),
+        (("--across", "pcie4"), "a program expected --link NAME for all axes and --node N, or a"),
+        (("--device", "h100", "--node", "0"), "a node expected at least 1 rank, got 0"),
+        (("--device", "h100", "--load", "2"), "whose ranks exchange rows by counts, got 2 for one"),
         (("--link", "pcie4"), "expected one of --device, --profile and --measure, got none"),
         (
             ("--link", "pcie4", "--device", "h100", "--profile", __file__),

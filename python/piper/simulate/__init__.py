@@ -3,6 +3,7 @@
 from piper.simulate.costs import Costs
 from piper.simulate.devices import Device, Link, device, link
 from piper.simulate.engine import CycleError, Graph, Timing, Wait
+from piper.simulate.exposed import Exposure
 from piper.simulate.facts import ProgramFacts
 from piper.simulate.measure import measure_kernels
 from piper.simulate.memory import Memory
@@ -16,6 +17,7 @@ __all__ = [
     "Costs",
     "CycleError",
     "Device",
+    "Exposure",
     "Graph",
     "Link",
     "Memory",

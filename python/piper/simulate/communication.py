@@ -6,7 +6,7 @@ with the least bandwidth on n members:
     all_reduce                   2(n-1)/n of the operand   Patarasuk and Yuan 2009
     reduce_scatter               (n-1)/n of the operand    Thakur, Rabenseifner and Gropp 2005
     all_gather                   (n-1)/n of the result
-    all_to_all                   (n-1)/n of the operand
+    all_to_all                   (n-1)/n of the operand    with rows as expected, if by counts
     broadcast, permute, send     all of it
 
 The exchange over gloo moves as many, but for padding to equal parts.
@@ -26,6 +26,8 @@ from piper.simulate.facts import ProgramFacts, Row
 from piper.simulate.values import COLLECTIVES, Values, itemsize, read_values
 
 __all__ = ["Traffic", "Volume", "measure_traffic", "measure_volumes"]
+
+_OF_STATES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Volume:
     """What a rank at one coordinate communicates in a call of an entry point, in bytes.
 
     `collectives` are those of all communicators. `trained` are the parameters that it trains, and
-    `multiple` how often they go over manual axes, an all_reduce counted twice and (n-1)/n as 1:
-    this is how ZeRO counts (Rajbhandari et al. 2020, section 7): 2 for stages 0 to 2, 3 for stage
+    `multiple` how often they go over manual axes, an all_reduce counted twice and (n-1)/n as 1, and
+    rows for experts not at all: this is how ZeRO counts (Rajbhandari et al. 2020, section 7): 2 for stages 0 to 2, 3 for stage
     3. It is None without trained parameters.
     """
 
@@ -105,7 +107,7 @@ def measure_volumes(facts: ProgramFacts, entry: str = "train") -> tuple[Volume, 
         members = _num_members(facts, comm)
         moved = round(call.size * _share(op, members))
         bytes_[op if op in bytes_ else "other"][at] += moved
-        if op in COLLECTIVES and comm.axes and members > 1:
+        if op in _OF_STATES and comm.axes and members > 1:
             crossed[at] += call.size * (2 if op == "all_reduce" else 1)
     trained = {at: _trained(facts, at) for at in coordinates}
     return tuple(
@@ -147,11 +149,11 @@ def _calls(facts: ProgramFacts, entry: str) -> Iterator[tuple[int, _Call]]:
             op = row["op"]
             if op in COLLECTIVES:
                 sized = row["out"][0] if op == "all_gather" else row["in"][0]
-                yield at, _Call(row, _name(rows, values, row["in"][0]), values.bytes[sized])
+                yield at, _Call(row, _name(rows, values, row["in"][0]), values.bytes(sized))
             elif op in ("send", "recv"):
                 sized = row["in"][0] if op == "send" else row["out"][0]
                 name = row.get("label") or "message", row["mb"]
-                yield at, _Call(row, name, values.bytes[sized])
+                yield at, _Call(row, name, values.bytes(sized))
 
 
 def _name(rows: Sequence[Row], values: Values, value: int) -> Any:

@@ -95,7 +95,7 @@ class Graph:
         self._edge_lanes: list[int] = []  # by edge: the lane it goes along, or -1
         self._lanes: dict[Hashable, int] = {}
         self._tails: list[int] = []  # by lane: its last node
-        self._claims: dict[int, tuple[tuple[int, ...], float]] = {}
+        self._claims: dict[int, list[tuple[int, float]]] = {}  # by node: links and their times
         self._links: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
@@ -132,6 +132,8 @@ class Graph:
     def claim(self, node: int, links: Iterable[Hashable], *, time: float) -> None:
         """Let a node hold shared links, all from its start and for `time`.
 
+        Claimed again, it holds other links for another time.
+
         Raises:
             ValueError: a time that is negative or beyond the node's duration.
         """
@@ -141,7 +143,7 @@ class Graph:
                 f"{self._durations[node]}, got {time}"
             )
         numbers = (self._links.setdefault(link, len(self._links)) for link in links)
-        self._claims[node] = (tuple(numbers), time)
+        self._claims.setdefault(node, []).extend((number, time) for number in numbers)
 
     def run(self, name: Callable[[int], str] = str) -> Timing:
         """Time all nodes; `name` says what they are called in errors.
@@ -164,11 +166,10 @@ class Graph:
         while ready:
             now, node = heappop(ready)
             if node in claims:
-                links, time = claims[node]
-                held, holder = max(free[link] for link in links)
+                held, holder = max(free[link] for link, _ in claims[node])
                 if held > now:
                     now, cause[node] = held, holder
-                for link in links:
+                for link, time in claims[node]:
                     free[link] = (now + time, node)
             done += 1
             start[node] = now

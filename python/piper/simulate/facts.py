@@ -6,7 +6,6 @@ level of the IR, of which there are few.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from piper_runtime import Program
 from piper_runtime.manifest import BucketSpec, Manifest
+from piper_runtime.mesh import CommSpec
 from piper_runtime.names import dtype_name
 
 from piper.emit.layouts import is_flat_pack
@@ -22,6 +22,7 @@ from piper.emit.symbols import Symbols, name_of
 from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
 from piper.schedules import Action, Pass
+from piper.simulate.sizes import Rows, Size, dynamic_rows, is_dynamic, type_bytes, type_size
 
 __all__ = [
     "PROGRAMS",
@@ -41,6 +42,7 @@ PROGRAMS = "ir/programs.mlir"
 """The text of a program that is its last level of IR."""
 
 _COST = re.compile(r"flops = (\d+), bytes = (\d+)")
+_FLOPS = re.compile(r"\bflops = (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class KernelFacts:
     `bytes` counts arguments and results. `dtype` is torch's name of the floating dtype that most of
     these bytes have, or empty. `temporaries` are the bytes that are alive at most inside, beyond
     arguments and results, if every op makes a new tensor; workspaces inside of ops are not known.
+
+    Where arguments have rows that are known at run time only, these are `rows`, those of the launch
+    with most of them; `bytes` and `flops` are then of what is expected, `temporaries` and `results`
+    of the bound. `dynamic` is the part of the FLOPs, or without any of the bytes, that such rows
+    have.
     """
 
     flops: int
@@ -57,17 +64,19 @@ class KernelFacts:
     dtype: str
     temporaries: int
     results: int
+    rows: Rows | None = None
+    dynamic: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """One run of a chunk: `results` are the bytes of each, `temporaries` as those of a kernel."""
+    """One run of a chunk: `results` has the bytes of each, `temporaries` are as those of a kernel."""
 
     name: str
     stage: int | None
     pass_: str
     kernels: tuple[str, ...]
-    results: tuple[int, ...]
+    results: tuple[Size, ...]
     temporaries: int
 
     def action(self, microbatch: int) -> Action | None:
@@ -137,6 +146,11 @@ class ProgramFacts:
         """The action of the table that an instruction runs; None for all but chunks with stage."""
         return self.chunks[row["chunk"]].action(row["mb"]) if row["op"] == "run" else None
 
+    def axes(self, comm: CommSpec) -> str:
+        """The axes along which members of a communicator differ: `dp`, `pp` or `pp x dp`."""
+        unrolled = [self.axis] if self.axis and len(comm.coordinates) > 1 else []
+        return " x ".join([*unrolled, *comm.axes]) or "none"
+
     def place(self, coordinate: int) -> str:
         """`pp 0`, or `all ranks` without an unrolled axis."""
         return name_place(self.axis, coordinate)
@@ -149,7 +163,8 @@ def name_place(axis: str, coordinate: int) -> str:
 
 def read_kernels(symbols: Symbols) -> dict[str, KernelFacts]:
     """Every kernel of a module by name."""
-    return {name_of(op): _kernel(op) for op in symbols.all("kernel")}
+    rows = _launched_rows(symbols)
+    return {name_of(op): _kernel(op, rows.get(name_of(op))) for op in symbols.all("kernel")}
 
 
 def read_chunks(symbols: Symbols, kernels: Mapping[str, KernelFacts]) -> dict[str, ChunkFacts]:
@@ -157,25 +172,52 @@ def read_chunks(symbols: Symbols, kernels: Mapping[str, KernelFacts]) -> dict[st
     return {name: _chunk(name, op, kernels, symbols) for name, op in symbols.chunks.items()}
 
 
-def type_bytes(type_: ir.Type) -> int:
-    """Bytes of a tensor of a static type; a dimension that is not known counts as none."""
-    tensor = ir.RankedTensorType(type_)
-    sizes = [max(0, size) for size in tensor.shape]
-    return math.prod(sizes) * dtype_of_type(tensor.element_type).itemsize
+def _launched_rows(symbols: Symbols) -> dict[str, Rows]:
+    """The rows, known at run time only, of the kernels that have such; their types say no bounds."""
+    found: dict[str, Rows] = {}
+    for chunk in symbols.chunks.values():
+        for view in chunk.regions[0].blocks[0].operations:
+            op = view.operation
+            if op.name != "piper.launch":
+                continue
+            name = ir.FlatSymbolRefAttr(op.attributes["kernel"]).value
+            for value in (*op.operands, *op.results):
+                rows = dynamic_rows(value.type)
+                if rows is not None and rows.expect >= found.get(name, rows).expect:
+                    found[name] = rows
+    return found
 
 
-def _kernel(kernel: ir.Operation) -> KernelFacts:
+def _kernel(kernel: ir.Operation, rows: Rows | None) -> KernelFacts:
     cost = _COST.search(str(kernel.attributes.get("cost")))
     signature = _signature(kernel)
     types = [*signature.inputs, *signature.results]
-    results = sum(map(type_bytes, signature.results))
+    expect, bound = (rows.expect, rows.bound) if rows else (0, 0)
+    results = sum(type_bytes(type_, rows=bound) for type_ in signature.results)
+    whole = sum(type_bytes(type_, rows=expect) for type_ in types)
     return KernelFacts(
         flops=int(cost[1]) if cost else 0,
-        bytes=int(cost[2]) if cost else sum(map(type_bytes, types)),
-        dtype=_main_dtype(types),
-        temporaries=max(0, _most_alive(kernel) - results),
+        bytes=int(cost[2]) if cost and not rows else whole,
+        dtype=_main_dtype(types, expect),
+        temporaries=max(0, _most_alive(kernel, bound) - results),
         results=results,
+        rows=rows,
+        dynamic=_dynamic_share(kernel, types, expect) if rows else 0.0,
     )
+
+
+def _dynamic_share(kernel: ir.Operation, types: Sequence[ir.Type], expect: int) -> float:
+    """Which part of the FLOPs of a kernel is for rows that are known at run time only."""
+    flops = {False: 0, True: 0}
+    for view in kernel.regions[0].blocks[0].operations:
+        op = view.operation
+        found = _FLOPS.search(str(op.attributes.get("facts", "")))
+        values = (*op.operands, *op.results)
+        flops[any(is_dynamic(value.type) for value in values)] += int(found[1]) if found else 0
+    if not any(flops.values()):
+        for type_ in types:
+            flops[is_dynamic(type_)] += type_bytes(type_, rows=expect)
+    return flops[True] / max(1, sum(flops.values()))
 
 
 def _chunk(
@@ -187,7 +229,7 @@ def _chunk(
         for op in body
         if op.name == "piper.launch"
     ]
-    results = tuple(map(type_bytes, _signature(chunk).results))
+    results = tuple(map(type_size, _signature(chunk).results))
     alive = most = 0
     for kernel in (kernels[symbol] for symbol in launched):
         # What a launch returns is a local variable of the chunk until that returns.
@@ -201,7 +243,7 @@ def _chunk(
         pass_=name.partition("$")[2][:1],
         kernels=tuple(launched),
         results=results,
-        temporaries=max(0, most - sum(results)),
+        temporaries=max(0, most - sum(size.most for size in results)),
     )
 
 
@@ -221,18 +263,18 @@ def _signature(op: ir.Operation) -> ir.FunctionType:
     return ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
 
 
-def _main_dtype(types: Sequence[ir.Type]) -> str:
+def _main_dtype(types: Sequence[ir.Type], rows: int) -> str:
     """The floating dtype of most bytes."""
     totals: dict[str, int] = {}
     for type_ in types:
         dtype = dtype_of_type(ir.RankedTensorType(type_).element_type)
         if dtype.is_floating_point:
             name = dtype_name(dtype)
-            totals[name] = totals.get(name, 0) + type_bytes(type_)
+            totals[name] = totals.get(name, 0) + type_bytes(type_, rows=rows)
     return max(totals, key=totals.__getitem__, default="")
 
 
-def _most_alive(kernel: ir.Operation) -> int:
+def _most_alive(kernel: ir.Operation, rows: int) -> int:
     """Most bytes of tensors made inside a kernel that are alive at once, results among them."""
     block = kernel.regions[0].blocks[0]
     root: dict[ir.Value[ir.Type], ir.Value[ir.Type]] = {arg: arg for arg in block.arguments}
@@ -245,7 +287,7 @@ def _most_alive(kernel: ir.Operation) -> int:
         for result in op.results:
             root[result] = used[0] if is_view and used else result
             if root[result] is result:
-                made[result] = type_bytes(result.type)
+                made[result] = type_bytes(result.type, rows=rows)
         steps.append((op, used))
     last = {value: index for index, (_, used) in enumerate(steps) for value in used}
     return _peak(

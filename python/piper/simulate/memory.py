@@ -153,7 +153,7 @@ def _sweep(facts: ProgramFacts, rows: Sequence[Row], values: Values) -> Curve:
             if value in values.owned:
                 if comes:
                     brought.add(value)
-                alive[value in brought] += -values.bytes[value] if frees else values.bytes[value]
+                alive[value in brought] += -values.most(value) if frees else values.most(value)
         activations.append(alive[False])
         communication.append(alive[True])
         temporaries.append(_temporaries(facts, row, values, largest))
@@ -185,10 +185,10 @@ def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
     comm = next(comm for comm in facts.manifest.comms if comm.name == row["stream"])
     parts = facts.manifest.mesh.size(comm.axes)
     members = parts * len(comm.coordinates)
-    operand, (result, *_) = values.bytes[row["in"][0]], row["out"]
-    made = values.bytes[result] if result in values.owned else 0
+    operand, (result, *_) = values.most(row["in"][0]), row["out"]
+    made = values.most(result) if result in values.owned else 0
     if members == 1:
-        return operand - made  # one copy
+        return max(0, operand - made)  # one copy
     part = -(-operand // members)
     match row["op"]:
         case "all_reduce":
@@ -199,6 +199,8 @@ def _copies(facts: ProgramFacts, row: Row, values: Values) -> int:
             return (members + packed + 1) * (operand // parts) - made
         case "all_gather":
             return operand * members - made
+        case "all_to_all":
+            return 0  # rows are received where they stay
     return operand - made
 
 

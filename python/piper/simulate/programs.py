@@ -8,16 +8,15 @@ streams of all members; an instruction waits for the events that it lists; the h
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from piper_runtime import Program
 from piper_runtime.optimizer import OptimizerFactory
 
 from piper.simulate.engine import Timing
+from piper.simulate.exposed import KINDS, Exposure, Talk, measure_exposed
 from piper.simulate.facts import ProgramFacts, Row
 from piper.simulate.memory import Memory, measure_memory, optimizer_bytes
 from piper.simulate.network import Network
@@ -45,8 +44,8 @@ class ProgramSimulation:
     the step ends in a barrier. `barrier` is an instruction that joins all coordinates (such as that
     of a gradient norm over all ranks), if there is one.
 
-    `exposed` is the time in which communication of a rank is under way and its compute stream is
-    idle: waiting for a peer does not count, waiting for bytes does.
+    `exposures` say, by kind and axis, how long communication of a rank is under way and how much of
+    that its compute stream is idle: see `Exposure`. `exposed` has the sums of the latter.
     """
 
     facts: ProgramFacts
@@ -58,7 +57,7 @@ class ProgramSimulation:
     bubble_span: float
     period: float
     barrier: str | None
-    exposed: tuple[float, ...]
+    exposures: tuple[tuple[Exposure, ...], ...]
     memory: tuple[Memory, ...]
     critical_path: tuple[Step, ...]
     times: Mapping[int, tuple[Span, ...]]
@@ -69,6 +68,11 @@ class ProgramSimulation:
         """What a step of a long run loses."""
         return self.period - self.busy
 
+    @property
+    def exposed(self) -> tuple[float, ...]:
+        """Seconds of each coordinate in which it communicates and computes nothing."""
+        return tuple(sum(part.exposed for part in parts) for parts in self.exposures)
+
 
 def simulate_program(
     program: Program | ProgramFacts | str | Path,
@@ -78,6 +82,7 @@ def simulate_program(
     entry: str = "train",
     issue: float = 0.0,
     optimizer: OptimizerFactory | float | None = None,
+    load: float = 1.0,
 ) -> ProgramSimulation:
     """Run an entry point of a compiled program in simulated time.
 
@@ -89,10 +94,15 @@ def simulate_program(
         issue: seconds that the host needs per instruction.
         optimizer: a factory, or bytes of state per parameter; by default the factory of a program
             that was compiled in this process. Without one an update moves no state.
+        load: how many times as many rows as expected the rank has that is sent most, in a program
+            whose ranks exchange rows by counts. All others wait for it, so it is what is simulated:
+            kernels take longer for their part of such rows, and exchanges for all of it. Memory is
+            that of the bound, whatever the load.
 
     Raises:
         ValueError: an instruction or a kernel whose cost is not known, an unknown entry point, a
-            link of an unknown axis, a negative `issue`; or instructions that wait for each other.
+            link of an unknown axis, a negative `issue`, a `load` below 1, without effect or beyond
+            what a rank may receive; or instructions that wait for each other.
     """
     facts = program if isinstance(program, ProgramFacts) else ProgramFacts.read(program)
     if optimizer is None and isinstance(program, Program):
@@ -102,7 +112,13 @@ def simulate_program(
         if axis not in facts.manifest.mesh.names:
             raise ValueError(f"link of axis {axis!r} must be for one of {facts.manifest.mesh}")
     translation = Translation(
-        facts, facts.entry(entry), prices, network, issue=issue, per_parameter=per_parameter or 0
+        facts,
+        facts.entry(entry),
+        prices,
+        network,
+        issue=issue,
+        per_parameter=per_parameter or 0,
+        load=load,
     )
     for _ in range(STEPS):
         translation.add_step()
@@ -133,7 +149,10 @@ def _summarize(
         bubble_span=_bubble_span(work, firsts),
         period=ends[-1] - ends[-2],
         barrier=translation.barrier(),
-        exposed=tuple(_exposed(translation.rows[at], times[at], work[at]) for at in times),
+        exposures=tuple(
+            measure_exposed(list(_talks(facts, translation, at, times[at])), work[at])
+            for at in times
+        ),
         memory=tuple(
             measure_memory(facts, at, rows, translation.values[at], per_parameter=per_parameter)
             for at, rows in translation.rows.items()
@@ -165,31 +184,17 @@ def _work(rows: Sequence[Row], spans: Sequence[Span]) -> list[Span]:
     ]
 
 
-def _exposed(
-    rows: Sequence[Row],
-    spans: Sequence[Span],
-    work: Sequence[Span],
-) -> float:
-    """Seconds in which communication is under way and compute is idle."""
-    talks = sorted(
-        span
-        for row, span in zip(rows, spans, strict=True)
-        if row["op"] in (*MESSAGES, *COLLECTIVES)
-    )
-    # +1 and -1 at the starts and ends of both kinds; then the time between changes, in one pass.
-    events = [
-        (time, talk, step)
-        for talk in (0, 1)
-        for span in (work, talks)[talk]
-        for time, step in ((span[0], 1), (span[1], -1))
-    ]
-    events.sort()
-    counts, exposed = [0, 0], 0.0
-    for (time, talk, step), following in itertools.pairwise([*events, (np.inf, 0, 0)]):
-        counts[talk] += step
-        if counts[1] and not counts[0]:
-            exposed += following[0] - time
-    return exposed
+def _talks(
+    facts: ProgramFacts, translation: Translation, at: int, spans: Sequence[Span]
+) -> Iterator[Talk]:
+    """The messages and collectives of a coordinate in the first step."""
+    comms = {comm.name: comm for comm in facts.manifest.comms}
+    nodes = translation.nodes[0][at]
+    for row, node, span in zip(translation.rows[at], nodes, spans, strict=True):
+        if node in translation.transfers:
+            loads = translation.transfers[node].loads
+            moved = {load.link.name: load.num_bytes for load in loads if load.num_bytes}
+            yield Talk(KINDS[row["op"]], facts.axes(comms[row["stream"]]), span, moved)
 
 
 def _critical_path(translation: Translation, timing: Timing, to: int) -> Iterator[Step]:

@@ -13,20 +13,13 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from piper_runtime.instruction import COMPUTE
-from piper_runtime.mesh import CommSpec
 
+from piper.simulate.durations import Durations
 from piper.simulate.engine import Graph
 from piper.simulate.facts import ProgramFacts, Row
 from piper.simulate.network import Network, Transfer
 from piper.simulate.prices import Prices
-from piper.simulate.values import (
-    COLLECTIVES,
-    MESSAGES,
-    Values,
-    bucket_bytes,
-    itemsize,
-    read_values,
-)
+from piper.simulate.values import COLLECTIVES, MESSAGES, Values, read_values
 
 __all__ = ["Translation", "describe"]
 
@@ -51,6 +44,7 @@ class Translation:
         *,
         issue: float,
         per_parameter: float,
+        load: float = 1.0,
     ) -> None:
         """Read the programs and price their instructions; see `simulate_program`."""
         if not (issue >= 0 and math.isfinite(issue)):
@@ -62,14 +56,16 @@ class Translation:
         }
         self.nodes: list[dict[int, list[int]]] = []
         self.ends: list[list[int]] = []
-        self._facts, self._prices, self._network = facts, prices, network
-        self._issue, self._per_parameter = issue, per_parameter
+        self.transfers: dict[int, Transfer] = {}  # by node
+        self._facts, self._issue = facts, issue
+        self._durations = Durations(facts, prices, network, per_parameter=per_parameter, load=load)
+        self._durations.check_load(self.values.values())
         self._comms = {comm.name: comm for comm in facts.manifest.comms}
         self._origins: list[tuple[int, int]] = []  # by node: coordinate, row
         self._lanes: dict[int, dict[Hashable, None]] = {at: {} for at in self.rows}
         self._meetings: dict[Key, tuple[int, int]] = {}  # node, ends that have not come yet
         self._seconds: dict[int, list[float]] = {
-            at: [self._compute(row, self.values[at]) for row in rows]
+            at: [self._durations.compute(row, self.values[at]) for row in rows]
             for at, rows in self.rows.items()
         }
 
@@ -172,11 +168,13 @@ class Translation:
             self._meetings[key] = node, missing - 1
             return node
         members = (at, row["peer"]) if row["op"] in MESSAGES else comm.coordinates
-        transfer = self._transfer(row, comm, self.values[at])
+        transfer = self._durations.transfer(at, row, comm, self.values[at])
         node = self._node(transfer.seconds, at, index)
-        if transfer.busy:
-            links = _links(row, at, members, transfer)
-            self.graph.claim(node, links, time=transfer.busy)
+        self.transfers[node] = transfer
+        for load in transfer.loads:
+            if load.num_bytes:
+                links = _links(row, at, members, load.link.name)
+                self.graph.claim(node, links, time=load.seconds)
         self._meetings[key] = node, len(members) - 1
         return node
 
@@ -209,39 +207,6 @@ class Translation:
         self._lanes[at][lane] = None
         self.graph.enqueue(node, (at, lane))
 
-    # Prices.
-
-    def _compute(self, row: Row, values: Values) -> float:
-        """Seconds of an instruction of the compute stream."""
-        op = row["op"]
-        if op == "run":
-            return sum(self._prices.kernel(k) for k in self._facts.chunks[row["chunk"]].kernels)
-        moved = 0.0
-        if op in ("accumulate", "sum"):
-            moved = (1 + len(row["in"])) * values.bytes[row["in"][0]]
-        elif op == "sumsq":
-            moved = sum(values.bytes[value] for value in row["in"])
-        elif op in ("slice", "convert"):
-            source, made = row["in"][0], row["out"][0]
-            moved = values.bytes[made] + (values.bytes[made if op == "slice" else source])
-        elif op == "write":
-            moved = 2 * values.bytes[row["in"][0]]
-        elif op == "update":
-            bucket, mesh = self._facts.bucket(row["bucket"]), self._facts.manifest.mesh
-            part = bucket.slot_numel("value", mesh)
-            moved = 2 * bucket_bytes(bucket, mesh, slot="value") + 2 * self._per_parameter * part
-            moved += part * itemsize(bucket.grad_dtype or bucket.dtype)
-        return self._prices.traffic(moved) if moved else 0.0
-
-    def _transfer(self, row: Row, comm: CommSpec, values: Values) -> Transfer:
-        axis = self._facts.axis
-        if row["op"] in MESSAGES:
-            value = row["in"][0] if row["op"] == "send" else row["out"][0]
-            return self._network.message(values.bytes[value], axis=axis)
-        size = values.bytes[row["in"][0]]
-        mesh = self._facts.manifest.mesh
-        return self._network.collective(row["op"], size, comm, mesh, axis=axis)
-
 
 def describe(facts: ProgramFacts, at: int, row: Row) -> str:
     """An instruction in few words: its cell, or what it does with what."""
@@ -253,17 +218,16 @@ def describe(facts: ProgramFacts, at: int, row: Row) -> str:
         target = row["peer"] if op == "send" else at
         what = row.get("label") or "message"
         return f"{what} of microbatch {row['mb']} to {facts.place(target)}"
+    if op == "all_to_all" and "label" in row:
+        return f"{op} {row['label']} of microbatch {row['mb']}"
     what = row.get("stream") or row.get("bucket") or row.get("symbol") or row.get("name")
     return f"{op} {what}" if what else str(op)
 
 
-def _links(
-    row: Row, at: int, members: Sequence[int], transfer: Transfer
-) -> list[tuple[str, int, str]]:
+def _links(row: Row, at: int, members: Sequence[int], link: str) -> list[tuple[str, int, str]]:
     """The ways out and in that a transfer holds."""
-    name = transfer.link.name
     if row["op"] == "send":
-        return [("out", at, name), ("in", row["peer"], name)]
+        return [("out", at, link), ("in", row["peer"], link)]
     if row["op"] == "recv":
-        return [("out", row["peer"], name), ("in", at, name)]
-    return [(way, member, name) for member in members for way in ("out", "in")]
+        return [("out", row["peer"], link), ("in", at, link)]
+    return [(way, member, link) for member in members for way in ("out", "in")]

@@ -2,7 +2,9 @@
 
 `NAME.json` is a device, `links/NAME.json` a link. A figure is `{"value": ..., "source": key}` in
 bytes, seconds, bytes per second or FLOPs per second; `sources` holds a title and an address per
-key, and no address for what was measured. To add a device, write its file.
+key, and no address for what was measured. A device that machines hold several of has a `node`: how
+many `ranks`, and the kinds of its links `within` one and `across` two. To add a device, write its
+file.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["Device", "Link", "Source", "device", "device_names", "link", "link_names"]
+__all__ = ["Device", "Link", "Node", "Source", "device", "device_names", "link", "link_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,23 @@ class Source:
     url: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of several devices: how many, and the kinds of links within it and between two."""
+
+    ranks: int
+    within: str
+    across: str
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator or core.
 
     `flops` is the peak in FLOPs per second of products, by torch's name of the dtype and without
     sparsity; `memory_bandwidth` in bytes per second, `memory` in bytes. `links` maps kinds of links
-    (`nvlink`) to the link that this device has of it. `sources` holds the source of each figure.
+    (`nvlink`) to the link that this device has of it. `node` is the machine that it is sold or was
+    used in, None where machines are not known. `sources` holds the source of each figure.
     """
 
     name: str
@@ -40,6 +52,7 @@ class Device:
     memory_bandwidth: float
     memory: float
     links: Mapping[str, str]
+    node: Node | None
     sources: Mapping[str, Source]
 
 
@@ -81,6 +94,9 @@ def device(name: str) -> Device:
     raw = _read("", name.lower())
     figures = {f"flops.{dtype}": figure for dtype, figure in raw["flops"].items()}
     figures |= {key: raw[key] for key in ("memory_bandwidth", "memory")}
+    machine = raw.get("node")
+    if machine is not None:
+        figures["node.ranks"] = machine["ranks"]
     return Device(
         name=name.lower(),
         title=raw["title"],
@@ -88,6 +104,7 @@ def device(name: str) -> Device:
         memory_bandwidth=raw["memory_bandwidth"]["value"],
         memory=raw["memory"]["value"],
         links=MappingProxyType(raw["links"]),
+        node=machine and Node(machine["ranks"]["value"], machine["within"], machine["across"]),
         sources=_sources(raw, figures),
     )
 
