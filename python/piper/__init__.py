@@ -10,6 +10,7 @@ Read first: `compiler` (the flow), `strategy` (what users say), `frontend` (how 
 
 from piper_runtime import LossScale, Trainer
 
+from piper import ops
 from piper.compiler import CompileError, compile
 from piper.frontend import CaptureError
 from piper.limits import Limits
@@ -20,12 +21,15 @@ from piper.strategy import (
     Strategy,
     annotate,
     order,
+    overlap,
     place,
     remat,
     replicate,
+    shard,
     split,
     stream,
     update,
+    user_pass,
 )
 
 __all__ = [
@@ -41,11 +45,15 @@ __all__ = [
     "annotate",
     "check",
     "compile",
+    "ops",
     "order",
+    "overlap",
     "place",
     "remat",
     "replicate",
+    "shard",
     "split",
     "stream",
     "update",
+    "user_pass",
 ]

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from piper_runtime import Program
 from piper_runtime.program import seal
 from piper_runtime.progress import phase
 from torch import Tensor, nn
 
+from piper.diagnostics import CompileError, diagnostics
 from piper.emit import emit_kernels, emit_manifest, emit_programs
 from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
-from piper.frontend.attributes import find_line, find_name
+from piper.frontend.bias import separate_biases
 from piper.frontend.importer import import_step
 from piper.frontend.simplify import simplify
 from piper.limits import Limits
 from piper.mlir import ir
-from piper.mlir.passmanager import PassManager
 from piper.share import Artifact, is_shared, open_store, share
 from piper.simulate.predicted import add_memory
 from piper.strategy import Strategy
+from piper.user_passes import run_passes
 
 __all__ = ["CompileError", "compile"]
 
 LossFunction = Callable[[Any, Any], Tensor]
 NO_LIMITS = Limits()
-
-
-class CompileError(ValueError):
-    """A strategy that does not fit the model; the message gives the source line of each culprit."""
 
 
 def compile(
@@ -100,6 +98,11 @@ def _compile(
             snapshots[level.name] = _text(module)
             advance()
         texts = _emit(module, snapshots["step"])
+        indices = {
+            f"{axis.name}$index": torch.arange(axis.size)
+            for axis in strategy.mesh.auto
+            if f"{axis.name}$index" in Symbols(module).states
+        }
         advance()
     texts |= {f"ir/{name}.mlir": text for name, text in snapshots.items()}
     constants = {
@@ -107,7 +110,7 @@ def _compile(
         for taken in captures
         for state in taken.states
         if state.value is not None
-    }
+    } | indices
     return seal(texts, constants), constants
 
 
@@ -124,7 +127,10 @@ class _Level:
 
 
 _LEVELS = (
-    _Level("chunks", "piper-remat,piper-shard,piper-partition,piper-outline-chunks"),
+    _Level(
+        "chunks",
+        "piper-user-passes{at=step},piper-remat,piper-shard,piper-partition,piper-outline-chunks",
+    ),
     _Level("cluster", "piper-record,piper-materialize"),
     _Level("programs", "piper-lower", limited=True),
 )
@@ -152,7 +158,8 @@ def _capture(
             data_shards=held,
             dims=strategy.dims,
         )
-        captures.append(simplify(replace(taken, data_shards=every)))
+        taken = simplify(replace(taken, data_shards=every))
+        captures.append(separate_biases(taken) if strategy.mesh.auto else taken)
         advance()
     return captures
 
@@ -180,27 +187,9 @@ def _batch_dims(taken: Capture) -> dict[str, int | None]:
 
 def _run(module: ir.Module, pipeline: str) -> None:
     try:
-        PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        run_passes(module, f"builtin.module({pipeline})")
     except ir.MLIRError as error:  # type: ignore[attr-defined]  # the stub lacks it
-        raise CompileError("\n".join(_diagnostics(error))) from None
-
-
-def _diagnostics(error: Any) -> Iterator[str]:
-    """Yield a line per diagnostic and note: where and what."""
-    for diagnostic in error.error_diagnostics:
-        yield f"{_place(diagnostic.location)}: {diagnostic.message}"
-        for note in diagnostic.notes:
-            if not note.message.startswith("see current operation"):
-                yield f"{_place(note.location)}: note: {note.message}"
-
-
-def _place(location: ir.Location) -> str:
-    """Return ``model.py:12 (layers.0)``, or as much of it as is known."""
-    line = find_line(location)
-    name = find_name(location)
-    if line is None:
-        return name or "the compiler"
-    return f"{line[0]}:{line[1]}" + (f" ({name})" if name else "")
+        raise CompileError("\n".join(diagnostics(error))) from None
 
 
 def _text(module: ir.Module) -> str:

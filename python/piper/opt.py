@@ -3,7 +3,8 @@
     python -m piper.opt out/ir/chunks.mlir --piper-record --piper-materialize
     python -m piper.opt out/ir/step.mlir --pass-pipeline='builtin.module(piper-outline-chunks,cse)'
 
-It prints byte for byte what piper-opt prints, locations included.
+It prints byte for byte what piper-opt prints, locations included. Other than piper-opt it also runs
+users' own passes, where `piper-user-passes` stands.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
+from piper.user_passes import run_passes
 
 __all__ = ["main", "run"]
 
@@ -25,14 +27,14 @@ def run(file: str, pipeline: str) -> str:
     Raises:
         OSError: a file that cannot be read.
         ir.MLIRError: text that is no valid module, or a pass that fails; with its diagnostics.
-        ValueError: a pipeline that is not one.
+        ValueError: a pipeline that is not one, or a user's own pass that fails.
     """
     with ir.Context():
-        passes = PassManager.parse(pipeline)
+        PassManager.parse(pipeline)  # what is wrong with it does not depend on the module
         if file != "-":
             Path(file).open().close()  # says what is wrong better than the parser does
         module = ir.Module.parseFile(file)
-        passes.run(module.operation)
+        run_passes(module, pipeline)
         return f"{module.operation.get_asm(enable_debug_info=True)}\n"
 
 
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m piper.opt",
-        description="Read a module, run passes on it, print it with locations, as piper-opt does.",
+        description="Read a module, run passes on it, print it with locations, as piper-opt does; "
+        "and run users' own Python passes, where --piper-user-passes or a pipeline comes to them.",
         epilog="--NAME runs the pass or pipeline NAME, --NAME='a=1 b=2' gives it options; several "
         "run in the order given. Pipelines: piper-record, piper-materialize, piper-lower. Example: "
         "python -m piper.opt out/ir/chunks.mlir --piper-record --piper-materialize",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from piper_runtime import CheckError, Program, Trainer, Transport
 from piper_runtime import batch as batches
+from piper_runtime.check import refuse_unchecked
 from piper_runtime.compute import sumsq
 from piper_runtime.gaps import BOUNDS, Summary
 from piper_runtime.manifest import BucketSpec
@@ -49,7 +50,7 @@ class Reference:
     float64, 1e-4 in float32 and 2e-2 in 16 bits; integers must be equal.
 
     It works in every process, on the batch of all of them, on the CPU. Raises ValueError if there
-    is no model, or no IR in the program.
+    is no model, no IR in the program, or what a single process has not (`refuse_unchecked`).
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Reference:
             raise ValueError("check mode expected a model, got none: the program was saved")
         if "ir/cluster.mlir" not in program.texts:
             raise ValueError("check mode expected the program's IR, got none: compile it again")
+        refuse_unchecked(program.manifest)
         self.bound = bound
         self._program, self._manifest = program, program.manifest
         self._model, self._batch = model, batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from piper.simulate import (
+    Link,
     Network,
     Prices,
     Profile,
@@ -29,7 +30,17 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         "--link",
         action="append",
         metavar="[AXIS=]NAME",
-        help="what messages go over: of all axes, or of one",
+        help="what ranks of a node, or all, talk over, or those along one axis "
+        "(default: as the nodes of --device)",
+    )
+    option(
+        "--across",
+        metavar="NAME",
+        help="what ranks of different nodes talk over (default: as the nodes of --device, "
+        "or with --link alone that link)",
+    )
+    option(
+        "--node", type=int, metavar="N", help="ranks of a node (default: as the nodes of --device)"
     )
     option("--issue", type=float, metavar="S", help="host seconds per instruction")
     option("--optimizer-bytes", type=float, metavar="B", help="optimizer state per parameter")
@@ -46,16 +57,32 @@ def read_prices(options: argparse.Namespace, facts: ProgramFacts) -> tuple[Price
 
 
 def read_network(options: argparse.Namespace, *, what: str) -> Network:
-    """The links of `--link`: one for all axes, others for some.
+    """The links of `--link`, `--across` and `--node`, or else of the nodes of `--device`.
 
     Raises:
-        ValueError: none for all axes, which `what` needs.
+        ValueError: no link for all axes, which `what` needs, or nodes of which something is missing.
     """
     known = device(options.device) if options.device else None
-    names = {}
+    axes: dict[str, Link] = {}
     for text in options.link or []:
         axis, _, name = text.rpartition("=")
-        names[axis] = link(name, of=known)
-    if "" not in names:
-        raise ValueError(f"{what} expected --link NAME for all axes, got none")
-    return Network(names.pop(""), names)
+        axes[axis] = link(name, of=known)
+    within = axes.pop("", None)
+    across = None if options.across is None else link(options.across, of=known)
+    asked = across is not None or options.node is not None
+    if within is not None and not asked:
+        return Network(within, axes)
+    node = options.node
+    if known is not None and known.node is not None:
+        published = Network.of(known)
+        within, across = within or published.default, across or published.across
+        node = published.node if node is None else node
+    parts = {"link NAME for all axes": within}
+    needed = {**parts, "across NAME": across, "node N": node} if asked else parts
+    missing = [f"--{flag}" for flag, part in needed.items() if part is None]
+    if within is None or missing:
+        raise ValueError(
+            f"{what} expected {' and '.join(missing)}, or a --device whose nodes are known, "
+            f"got {known.name if known else 'none'}"
+        )
+    return Network(within, axes, across, node)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from piper.cli.text import table
 from piper.schedules import Table, unfinished
-from piper.simulate import Costs, Device, ProgramSimulation, Simulation, Step
+from piper.simulate import Costs, Device, Exposure, ProgramSimulation, Simulation, Step
 from piper.simulate.views import Timeline, draw_text, format_bytes, format_seconds
 
 __all__ = ["costs_report", "program_report", "table_report"]
@@ -57,6 +57,7 @@ def program_report(
         verdict = "fits into" if most <= device.memory else "does not fit into"
         room = format_bytes(device.memory)
         yield f"  {format_bytes(most)} {verdict} the {room} of {device.name}"
+    yield from _exposed(simulation)
     yield from _path(simulation.critical_path, simulation.facts.axis or "rank", format_seconds)
 
 
@@ -152,6 +153,46 @@ def _memory(simulation: ProgramSimulation) -> Iterator[str]:
     yield from table(rows, numbers=10)
     if any(memory.optimizer is None for memory in simulation.memory):
         yield "  the optimizer is not known here: --optimizer-bytes says it (AdamW in float32: 8)"
+
+
+def _exposed(simulation: ProgramSimulation) -> Iterator[str]:
+    """Yield a row per kind of communication and axis: means over ranks, and who has most."""
+    found = dict.fromkeys((p.kind, p.axis) for parts in simulation.exposures for p in parts)
+    if not found:
+        return
+    yield ""
+    yield "communication: mean seconds of a rank under way, and of these with nothing computed"
+    header = ("kind", "axis", "under way", "exposed", "of the step", "at most", "at")
+    rows: list[Sequence[str]] = [(*header, "bytes that a rank sends or receives")]
+    for key in found:
+        parts = [
+            next((part for part in parts if (part.kind, part.axis) == key), None)
+            for parts in simulation.exposures
+        ]
+        rows.append((*key, *_exposed_row(simulation, parts)))
+    rows.append(("all", "", "", *_shares(simulation, simulation.exposed), ""))
+    width = max(len(row[-1]) for row in rows)  # so that the last column starts at the left
+    yield from table([(*row[:-1], row[-1].ljust(width)) for row in rows], numbers=6)
+
+
+def _exposed_row(simulation: ProgramSimulation, parts: Sequence[Exposure | None]) -> Sequence[str]:
+    present = [part for part in parts if part]
+    under_way = sum(part.under_way for part in present) / len(parts)
+    moved = {name: 0.0 for part in present for name in part.num_bytes}
+    for part in present:
+        for name, num_bytes in part.num_bytes.items():
+            moved[name] += num_bytes / len(parts)
+    sizes = ", ".join(f"{format_bytes(round(size))} {name}" for name, size in moved.items())
+    exposed = [part.exposed if part else 0.0 for part in parts]
+    return format_seconds(under_way), *_shares(simulation, exposed), sizes
+
+
+def _shares(simulation: ProgramSimulation, exposed: Sequence[float]) -> Sequence[str]:
+    """Mean seconds, the part of the step that they are, the most, and whose that is."""
+    mean, most = sum(exposed) / len(exposed), max(exposed)
+    share = _share(mean, simulation.makespan)
+    where = simulation.facts.place(exposed.index(most))
+    return format_seconds(mean), share, format_seconds(most), where
 
 
 def _path(steps: Sequence[Step], place: str, write: Callable[[float], str]) -> Iterator[str]:

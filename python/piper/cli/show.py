@@ -294,7 +294,8 @@ def _held_as(bucket: BucketSpec, mesh: Mesh) -> str:
 def _state(state: StateSpec, indent: str) -> Sequence[str]:
     kind = state.kind if state.trainable or state.kind != "parameter" else "frozen parameter"
     tied = f", tied with {', '.join(state.aliases)}" if state.aliases else ""
-    return (f"{indent}{state.name}", _tensor(state.shape, state.dtype), kind + tied)
+    shared = f", shared out over {state.shard_axis}" if state.shard_axis else ""
+    return (f"{indent}{state.name}", _tensor(state.shape, state.dtype), kind + tied + shared)
 
 
 def _tensor(shape: Sequence[int], dtype: str) -> str:

@@ -58,7 +58,16 @@ and the output
              first, one whose ranks go on at once the second. Of a program, what
              its trainer loses from step to step is simulated, too
   memory     chunks alive at once, until I and until W; of a program, bytes
+  exposed    of a program: communication that ranks wait for with nothing to
+             compute, by kind and by the axis along which its ranks differ
   path       the critical path: what would have to be faster
+
+The link of a message or collective follows from where its ranks are: rank is
+the row-major index in the mesh, outermost axis first, and a node has as many
+as machines of the --device have (8 of all that are known), or --node. Without
+--link, ranks of a node talk over what these machines have within a node
+(nvlink), others over what they have between nodes (infiniband). --link alone
+is for all ranks wherever they are.
 
 devices: {", ".join(device_names())}
 links:   {", ".join(link_names())},
@@ -69,6 +78,8 @@ examples:
   piper simulate DualPipeV --ranks 4 --microbatches 10 --gantt dualpipev.svg
   piper simulate ZBH1 --ranks 2 --microbatches 8 --cost F=1:2,I=1:2,W=1
   piper simulate table.csv --ragged --latency 0.1 --trace table.json
+  piper simulate out --device H800
+  piper simulate out --device H100 --node 4 --across infiniband-hdr
   piper simulate out --device H100 --link nvlink --link dp=infiniband
   piper simulate out --measure cpu.json --link loopback
   piper simulate out --profile cpu.json --link loopback --trace out.json
@@ -110,6 +121,12 @@ def add_parser(commands: Commands) -> None:
     programs = parser.add_argument_group("of a compiled program")
     programs.add_argument("--entry", metavar="NAME", help="entry point (default: train)")
     add_options(programs)
+    programs.add_argument(
+        "--load",
+        type=float,
+        metavar="F",
+        help="of experts: the busiest rank has F times the rows that it expects (default: 1)",
+    )
     programs.add_argument("--measure", metavar="FILE", help="measure kernels here, write a profile")
     programs.add_argument(
         "--write-costs",
@@ -127,9 +144,10 @@ def _run(options: argparse.Namespace) -> None:
         _refuse(options, "a schedule", *of_tables)
         lines, timeline = _program(options)
     else:
-        of_prices = ("device", "efficiency", "profile", "measure", "link", "issue")
+        of_prices = ("device", "efficiency", "profile", "measure", "issue", "load")
         _refuse(options, "a compiled directory", "entry", *of_prices)
-        _refuse(options, "a compiled directory", "optimizer_bytes", "write_costs")
+        of_links = ("link", "across", "node")
+        _refuse(options, "a compiled directory", "optimizer_bytes", "write_costs", *of_links)
         lines, timeline = _table(options)
     print("\n".join(lines))
     if options.gantt is not None:
@@ -237,6 +255,7 @@ def _program(options: argparse.Namespace) -> tuple[list[str], Timeline]:
         entry=options.entry or "train",
         issue=options.issue or 0.0,
         optimizer=options.optimizer_bytes,
+        load=1.0 if options.load is None else options.load,
     )
     timeline = program_timeline(simulation)
     title = f"{options.source}: {simulation.entry} of {facts.manifest.mesh}, {priced}"

@@ -38,7 +38,8 @@ Times of instructions are medians over the steps, and over the ranks that run
 the same program. A message or collective takes from when the last of its ranks
 came to it until it has ended on all. The prediction is that of piper simulate:
 from a --device, or from a --profile that piper simulate --measure or
---write-profile made, and from a --link.
+--write-profile made, and from --link, or what is known of the device's
+machines.
 
 The trace itself is JSON for ui.perfetto.dev.
 
@@ -90,7 +91,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.efficiency is not None and not options.device:
         raise ValueError("--efficiency expected --device, got none")
     predicted = options.device or options.profile
-    for name in ("link", "issue", "optimizer_bytes"):
+    for name in ("link", "across", "node", "issue", "optimizer_bytes"):
         if getattr(options, name) is not None and not predicted:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} expected a prediction with --device or --profile, got none")

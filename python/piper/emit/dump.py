@@ -21,7 +21,8 @@ def read_programs(module: ir.Module) -> list[dict[str, Any]]:
     A row has the op, its operands ``in`` and ``after`` and results ``out`` as numbers that are
     unique in the program, its attributes and optional operands by name, and ``loc``: file, line,
     module, directive. It has each of ``FLAGS`` that holds: the host waits for the device there, or
-    the size of a result depends on data.
+    the size of a result depends on data; and then, of a tensor, its ``bound`` in rows and, where
+    that is known, how many to ``expect``.
     """
     text = _piper.dump_programs(module)
     # Reading makes millions of objects and no garbage: collecting meanwhile costs 7 times the work.

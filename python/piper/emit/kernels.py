@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 
 from piper.emit.calls import CallWriter
 from piper.emit.names import identifier
-from piper.emit.strides import reshape_where_needed
+from piper.emit.strides import is_unknown, reshape_where_needed
 from piper.emit.views import fold_views, is_view
 from piper.frontend.exporter import export_kernel, returns_tensor
 from piper.frontend.op_facts import effects
@@ -55,8 +55,8 @@ _WIDTH = 100
 def emit_kernels(module: ir.Module) -> str:
     """Return the text of ``kernels.py`` with a function for every ``piper.kernel`` of ``module``.
 
-    Arguments are annotated with dtype and shape. Needs torch to know the ops, and how they act on
-    fake tensors of the argument types.
+    Arguments are annotated with dtype and shape, in which ``rows`` is a number that depends on
+    data. Needs torch to know the ops, and how they act on fake tensors of the argument types.
     """
     writer = CallWriter()
     kernels = [op for op in module.body if isinstance(op, piper.KernelOp)]
@@ -209,8 +209,11 @@ def _unused(node: fx.Node) -> list[str]:
 
 
 def _type(value: Tensor) -> str:
-    """Return ``float32[4, 8]``, or ``float32[()]`` of a scalar."""
-    return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape)) or '()'}]"
+    """Return ``float32[4, 8]``, ``float32[()]`` of a scalar, or ``float32[rows, 8]`` of rows whose
+    number depends on data.
+    """
+    sizes = ["rows" if is_unknown(size) else str(size) for size in value.shape]
+    return f"{dtype_name(value.dtype)}[{', '.join(sizes) or '()'}]"
 
 
 def _place(site: Any) -> str:

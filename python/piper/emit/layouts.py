@@ -7,14 +7,19 @@ import re
 from piper.emit.symbols import Symbols
 from piper.mlir import ir
 
-__all__ = ["axes_of_kind", "is_flat_pack", "kinds_of"]
+__all__ = ["axes_of_kind", "is_flat_pack", "kinds_in", "kinds_of"]
 
 _KIND = re.compile(r'"?([^"\s,<]+)"? = (replicated|partial|varying|shard\(\d+\))')
 
 
 def kinds_of(type_: ir.Type) -> dict[str, str]:
     """Return the kind by manual axis, in mesh order: {"dp": "shard(0)"}; nothing without layout."""
-    return dict(_KIND.findall(str(ir.RankedTensorType(type_).encoding)))
+    return kinds_in(ir.RankedTensorType(type_).encoding)
+
+
+def kinds_in(layout: ir.Attribute | None) -> dict[str, str]:
+    """Return the kind by manual axis that a layout gives; see ``kinds_of``."""
+    return dict(_KIND.findall(str(layout)))
 
 
 def axes_of_kind(type_: ir.Type, kind: str) -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 from piper.emit.flops import count_flops
-from piper.emit.layouts import axes_of_kind
+from piper.emit.layouts import axes_of_kind, kinds_in
 from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
 
-__all__ = ["emit_bucket", "emit_manifest"]
+__all__ = ["emit_bucket", "emit_manifest", "emit_state"]
 
 
 def emit_manifest(
@@ -37,7 +38,7 @@ def emit_manifest(
         "microbatches": ir.IntegerAttr(train.attributes["microbatches"]).value,
         "inputs": _inputs(train),
         "data_axes": _strings(train.attributes["axes"]),
-        "states": [_state(state) for state in symbols.all("state")],
+        "states": [emit_state(state) for state in symbols.all("state")],
         "buckets": [emit_bucket(bucket, symbols) for bucket in symbols.all("bucket")],
         "comms": [_comm(comm, symbols) for comm in symbols.all("comm")],
         "programs": programs,
@@ -100,7 +101,8 @@ def _tensor(type_: ir.Type) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": torch_name(tensor.element_type)}
 
 
-def _state(state: ir.Operation) -> dict[str, Any]:
+def emit_state(state: ir.Operation) -> dict[str, Any]:
+    """Return the entry of a state: its whole type, and along which axis ranks hold parts of it."""
     attributes = state.attributes
     kind = str(attributes["kind"]).strip(">").split()[-1]
     type_ = ir.TypeAttr(attributes["type"]).value
@@ -110,7 +112,27 @@ def _state(state: ir.Operation) -> dict[str, Any]:
         **_tensor(type_),
         "trainable": kind == "parameter" and "frozen" not in attributes,
         "aliases": _strings(attributes["aliases"]) if "aliases" in attributes else [],
+        **_shard_of(state),
     }
+
+
+def _shard_of(state: ir.Operation) -> dict[str, Any]:
+    """Return along which axis ranks share out a state by itself, and which dim of it; or nothing.
+
+    Raises ValueError for several axes.
+    """
+    layout = state.attributes.get("layout", None)
+    found = [
+        (axis, int(shard[1]))
+        for axis, kind in kinds_in(layout).items()
+        if (shard := re.fullmatch(r"shard\((\d+)\)", kind))
+    ]
+    if not found:
+        return {}
+    if len(found) > 1:
+        axes = [axis for axis, _ in found]
+        raise ValueError(f"{name_of(state)} expected to be sharded over one axis, got {axes}")
+    return {"shard_axis": found[0][0], "shard_dim": found[0][1]}
 
 
 def emit_bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
@@ -126,18 +148,27 @@ def emit_bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
                 f"{name_of(bucket)} expected slot {name} whole or sharded over "
                 f"{sharded['value']} as its value, got it sharded over {axes}"
             )
+    varying = axes_of_kind(types["value"], "varying")
+    ranks = prod(size for axis, size, _ in symbols.axes if axis in varying)
     return {
         "name": name_of(bucket),
         "members": list(members),
         "holders": list(ir.DenseI64ArrayAttr(states[0].attributes["holders"])),
         "dtype": dtypes["value"],
-        "numel": sum(prod(_state(state)["shape"]) for state in states),
+        "numel": sum(prod(emit_state(state)["shape"]) for state in states) // ranks,
         "grad_dtype": dtypes.get("grad"),
         "shard_axes": sharded["value"],
         "compute_dtype": dtypes.get("compute"),
         "compute_sharded": bool(sharded.get("compute")),
         "grad_sharded": bool(sharded.get("grad")),
+        **({"varying_axes": varying, **_varying_dim(states[0])} if varying else {}),
     }
+
+
+def _varying_dim(member: ir.Operation) -> dict[str, int]:
+    """Return the dim along which members, which agree in it, are shared out, unless it is 0."""
+    dim = _shard_of(member)["shard_dim"]
+    return {"varying_dim": dim} if dim else {}
 
 
 def _slots(bucket: ir.Operation) -> list[str]:

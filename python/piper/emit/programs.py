@@ -227,6 +227,27 @@ class _EntryPoint:
     def _reduce_scatter(self, row: Row) -> _Call:
         return self._collective(row, "part", f"dim={row['dim']}")
 
+    def _all_to_all(self, row: Row) -> _Call:
+        value, *sizes = self._inputs(row)
+        comm, label = row["stream"], row.get("label", "")
+        arguments = [value, f"comm={comm!r}", f"stream={comm!r}", f"dim={row['dim']}"]
+        arguments += [f"sizes=({', '.join(sizes)})"] if sizes else []
+        arguments += [f"bound={row['bound']}"] if "bound" in row else []
+        arguments += [f"mb={row['mb']}"] if "mb" in row else []
+        arguments += [f"label={label!r}"] if label else []
+        wish = f"{label}_m{row['mb']}" if label and "mb" in row else f"exchanged_{value}"
+        names = [self._bind(row["out"][0], wish), self._event(row)]
+        return _Call("all_to_all", [*arguments, *self._after(row)], names)
+
+    def _host_wait(self, row: Row) -> _Call:
+        counts = self._inputs(row)
+        mb = [f"mb={row['mb']}"] if "mb" in row else []
+        names = [
+            self._bind(value, f"sizes_{count}")
+            for value, count in zip(row["out"], counts, strict=True)
+        ]
+        return _Call("host_wait", [*counts, *mb, *self._after(row)], names)
+
     def _collective(self, row: Row, wish: str, *options: str) -> _Call:
         comm, operand = row["stream"], self._names[row["in"][0]]
         where = [f"comm={comm!r}", f"stream={comm!r}", *options]

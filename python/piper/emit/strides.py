@@ -1,5 +1,7 @@
 """Strides inside kernels. Arguments of kernels are contiguous; what they were captured from need
 not have been, so a view that was possible at capture may not be here, and a result may be strided.
+
+Where how many rows there are depends on data, a number stands for it that no other dim has.
 """
 
 from __future__ import annotations
@@ -13,10 +15,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
 
-__all__ = ["reshape_where_needed"]
+__all__ = ["UNKNOWN", "is_unknown", "reshape_where_needed"]
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+
+UNKNOWN = 1_000_003
+"""A prime that stands for a number of rows that depends on data."""
+
+
+def is_unknown(size: int) -> bool:
+    """Return whether a size depends on data: it is a multiple of what stands for that."""
+    return size > 0 and size % UNKNOWN == 0
 
 
 def reshape_where_needed(graph: fx.Graph, arguments: Sequence[ir.Type]) -> FakeTensorMode:
@@ -37,7 +47,9 @@ def reshape_where_needed(graph: fx.Graph, arguments: Sequence[ir.Type]) -> FakeT
 def _fake(type_: ir.Type) -> Tensor:
     """Return a contiguous tensor of an argument's type (under a fake mode)."""
     tensor = ir.RankedTensorType(type_)
-    return torch.empty(tensor.shape, dtype=dtype_of_type(tensor.element_type))
+    dynamic = ir.ShapedType.get_dynamic_size()
+    shape = [UNKNOWN if size == dynamic else size for size in tensor.shape]
+    return torch.empty(shape, dtype=dtype_of_type(tensor.element_type))
 
 
 def _run(node: fx.Node, mode: FakeTensorMode) -> None:

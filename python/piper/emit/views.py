@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from piper.emit.strides import is_unknown
 from piper.frontend.op_facts import effects
 
 __all__ = ["fold_views", "is_view"]
@@ -76,16 +77,17 @@ def _merge(node: fx.Node) -> None:
     if node.target not in _RESHAPES:
         return
     base, shape = node.all_input_nodes[0], list(node.meta["val"].shape)
+    written = [-1 if is_unknown(size) else size for size in shape]
     if node.target is aten.view.default:
-        node.args = (base, shape)
+        node.args = (base, written)
     if base.target is not aten.reshape.default and base.target not in _RESHAPES:
         return
     root = base.all_input_nodes[0]
     seen = _sees(_viewed(root.meta["val"], shape))
     if base.target in _RESHAPES and seen == _sees(node.meta["val"]):
-        node.target, node.args = aten.view.default, (root, shape)
+        node.target, node.args = aten.view.default, (root, written)
     elif base.target is aten.reshape.default and seen is None and len(base.users) == 1:
-        node.target, node.args = aten.reshape.default, (root, shape)
+        node.target, node.args = aten.reshape.default, (root, written)
         node.graph.erase_node(base)
 
 

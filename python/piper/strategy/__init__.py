@@ -5,13 +5,16 @@ from piper.strategy.directive import Directive
 from piper.strategy.location import SourceLocation
 from piper.strategy.mesh import Axis, Mesh
 from piper.strategy.order import Order, order
+from piper.strategy.overlap import Overlap, overlap
 from piper.strategy.place import Place, place
 from piper.strategy.remat import Remat, remat
 from piper.strategy.replicate import Replicate, replicate
+from piper.strategy.shard import Shard, shard
 from piper.strategy.split import Split, split
 from piper.strategy.strategy import Strategy
 from piper.strategy.stream import Stream, stream
 from piper.strategy.update import OptimizerFactory, Update, update
+from piper.strategy.user_pass import UserPass, user_pass
 
 __all__ = [
     "Annotate",
@@ -20,20 +23,26 @@ __all__ = [
     "Mesh",
     "OptimizerFactory",
     "Order",
+    "Overlap",
     "Place",
     "Remat",
     "Replicate",
+    "Shard",
     "SourceLocation",
     "Split",
     "Strategy",
     "Stream",
     "Update",
+    "UserPass",
     "annotate",
     "order",
+    "overlap",
     "place",
     "remat",
     "replicate",
+    "shard",
     "split",
     "stream",
     "update",
+    "user_pass",
 ]

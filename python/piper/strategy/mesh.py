@@ -13,17 +13,29 @@ from piper.strategy.text import quoted
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Role = Literal["unrolled", "manual"]
+Role = Literal["unrolled", "manual", "auto"]
 
 ROLES: Final[Mapping[str, Role]] = MappingProxyType(
-    {"pp": "unrolled", "dp": "manual", "dp_replicate": "manual", "dp_shard": "manual"}
+    {
+        "pp": "unrolled",
+        "dp": "manual",
+        "dp_replicate": "manual",
+        "dp_shard": "manual",
+        "edp": "manual",
+        "ep": "manual",
+        "tp": "auto",
+    }
 )
-"""The axes known so far: pp has one program per coordinate, the data axes one for all their ranks.
+"""The axes known so far: pp has one program per coordinate, the others one for all their ranks.
 
-The names of a data axis of two factors are TorchTitan's.
+Ranks along data axes have batches of their own. Those along tp have the same, and compute parts of
+what ops make of it.
+
+The names of a data axis of two factors are TorchTitan's: dp_replicate and dp_shard for HSDP; with
+experts, those of ep share out the experts of which edp holds copies.
 """
 
-_PLANNED = ("tp", "sp", "cp", "ep")
+_PLANNED = ("sp", "cp")
 
 
 @dataclass(frozen=True)
@@ -100,8 +112,13 @@ class Mesh:
 
     @property
     def manual(self) -> tuple[Axis, ...]:
-        """The axes whose ranks share one program, outermost first."""
+        """The axes whose ranks share one program and have values of their own, outermost first."""
         return tuple(axis for axis in self.axes if axis.role == "manual")
+
+    @property
+    def auto(self) -> tuple[Axis, ...]:
+        """The axes whose ranks compute parts of the same values, outermost first."""
+        return tuple(axis for axis in self.axes if axis.role == "auto")
 
     @property
     def num_coordinates(self) -> int:

@@ -16,6 +16,7 @@ from piper.strategy.mesh import Axis, Mesh
 from piper.strategy.order import Order
 from piper.strategy.place import Place
 from piper.strategy.replicate import Replicate
+from piper.strategy.shard import Shard
 from piper.strategy.split import Split
 from piper.strategy.text import quoted
 from piper.strategy.update import Update
@@ -30,12 +31,13 @@ D = TypeVar("D", bound=Directive)
 class Strategy:
     """How to run a training step on a mesh. Everything wrong with it is found when it is made.
 
-    The order of directives has no meaning. Two directives may repeat a fact, but not contradict it.
+    The order of directives has no meaning, but for user passes at one point, which run in it. Two
+    directives may repeat a fact, but not contradict it.
 
     Args:
         mesh: axis sizes by name, outermost first, or a torch DeviceMesh; ranks are row-major.
-        directives: what `annotate`, `split`, `place`, `replicate`, `remat`, `order`, `update` and
-            `stream` return.
+        directives: what `annotate`, `split`, `place`, `replicate`, `shard`, `remat`, `order`,
+            `overlap`, `update`, `stream` and `user_pass` return.
 
     Raises:
         ValueError: names the directive, where it was written, and what would be right.
@@ -56,6 +58,7 @@ class Strategy:
         self._check_directives()
         self._check_conflicts()
         self._check_placements()
+        self._check_shards()
         self._check_axes_are_used()
         self._check_order()
 
@@ -187,7 +190,8 @@ class Strategy:
             if not isinstance(directive, Directive):
                 raise TypeError(
                     f"{self.source}: directives[{index}] must be made by annotate, split, place, "
-                    f"replicate, remat, order, update or stream, got {directive!r}"
+                    "replicate, shard, remat, order, overlap, update, stream or user_pass, "
+                    f"got {directive!r}"
                 )
             for axis in directive.axes():
                 if axis not in self.mesh.names:
@@ -220,6 +224,18 @@ class Strategy:
                     f"it to {known}"
                 )
 
+    def _check_shards(self) -> None:
+        """Ranks that share out states have batches of their own: the axis is a data axis."""
+        data = {axis for replicate in self.all(Replicate) for axis in replicate.axes()}
+        for shard in self.all(Shard):
+            if shard.axis not in data and self.mesh[shard.axis].role == "manual":
+                axes = tuple(axis.name for axis in self.mesh.manual if axis.name in data)
+                wanted = tuple(dict.fromkeys((*axes, shard.axis)))
+                raise shard.error(
+                    f"axis {shard.axis!r} must be one along which ranks have batches of their own, "
+                    f"expected replicate(axis={wanted if len(wanted) > 1 else shard.axis!r})"
+                )
+
     def _check_axes_are_used(self) -> None:
         used = {axis for directive in self.directives for axis in directive.axes()}
         for axis in self.mesh.axes:
@@ -247,4 +263,6 @@ class Strategy:
 def _remedy(axis: Axis) -> str:
     if axis.role == "unrolled":
         return f"place(stages={axis.size}, axis={axis.name!r})"
+    if axis.role == "auto":
+        return f"shard('layers.*.weight', axis={axis.name!r})"
     return f"replicate(axis={axis.name!r})"

@@ -15,8 +15,9 @@ class Stream(Directive):
 
     Transfers between coordinates run on the stream of the unrolled axis (pp), sums over ranks on
     that of the first axis summed over (dp; pp where there is no other), gathers of sharded states
-    on that of the first axis that shards them and `.gather` (dp.gather). A stream has a queue of
-    its own on each communicator.
+    on that of the first axis that shards them and `.gather` (dp.gather), exchanges of rows on that
+    of the axis along which `shard` puts states (ep). A stream has a queue of its own on each
+    communicator.
 
     Of two streams that can go on, that of higher `priority` goes first. `sms` are the streaming
     multiprocessors that one operation on one communicator holds, at most, until it is done; with

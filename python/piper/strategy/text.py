@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 
 import torch
@@ -17,13 +19,25 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def attributes(values: Mapping[str, str | int]) -> str:
-    """Return a dictionary attribute of strings and integers."""
-    entries = (
-        f"{quoted(name)} = {quoted(value) if isinstance(value, str) else value}"
-        for name, value in values.items()
-    )
+def attributes(values: Mapping[str, str | float]) -> str:
+    """Return a dictionary attribute of strings, numbers and booleans."""
+    entries = (f"{quoted(name)} = {_literal(value)}" for name, value in values.items())
     return f"{{{', '.join(entries)}}}"
+
+
+def _literal(value: str | float) -> str:
+    """Return an attribute; of a float the bits, which are the same number for certain."""
+    match value:
+        case str():
+            return quoted(value)
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value)
+    short = f"{value:e}"
+    if math.isfinite(value) and float(short) == value:
+        return short
+    return f"0x{struct.pack('>d', value).hex().upper()} : f64"
 
 
 def element_name(dtype: torch.dtype) -> str:
