@@ -52,10 +52,12 @@ class Sharded(Case):
 
     def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
         """See `Case`."""
+        axes = [name for name in self.mesh if name != "pp"]
+        shard = [name for name in axes if name != "dp_replicate"]
         return piper.replicate(
-            axis=("dp_replicate", "dp_shard") if self.rep else "dp",
+            axis=axes,
             zero=self.zero,
-            shard="dp_shard" if self.rep and self.zero else None,
+            shard=shard if self.rep and self.zero else None,
             bucket_size=self.bucket_size,
             reduce=self.reduce,
             gather=self.gather,

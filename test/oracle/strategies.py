@@ -54,7 +54,7 @@ class Case:
         ]
         if self.pp:
             directives.append(piper.place(stages=stages or self.pp))
-        if self.dp:
+        if self.mesh.keys() - {"pp"}:
             directives.append(self.replicate(reduce_dtype))
         if factory is not None:
             directives.append(piper.update(factory, clip=clip))

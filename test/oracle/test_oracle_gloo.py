@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "train_lm.py"
-SIZES = {"steps": 3, "layers": 3, "width": 16, "heads": 2, "context": 8, "batch": 16}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS = 3
+SIZES = {"steps": STEPS, "width": 16, "context": 8, "batch": 16, "microbatches": 4}
 OPTIONS = [f"--{name}={value}" for name, value in SIZES.items()]
-OPTIONS += ["--mesh", "pp=2,dp=2", "--microbatches", "4"]
 NUMBER = r"(\d+\.\d+)"
 
 
@@ -25,11 +25,26 @@ def test_gloo_prints_the_losses_of_local(schedule: str, zero: int) -> None:
     """Three steps at pp 2 x dp 2: the same losses to 1e-6, norms and validation loss, and a
     closing fp64 step that passes the script's own check against plain PyTorch.
     """
+    options = ["--mesh=pp=2,dp=2", "--layers=3", "--heads=2"]
+    _check("train_lm.py", [*options, "--schedule", schedule, "--zero", str(zero)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "zero"),
+    [("pp=2,ep=2", "DualPipeV", 2), ("pp=1,edp=2,ep=2", "1F1B", 3), ("pp=2,ep=2", "1F1B", 1)],
+)
+def test_gloo_exchanges_rows_as_local_does(mesh: str, schedule: str, zero: int) -> None:
+    """The same for an unmodified Qwen3-MoE whose experts ranks share out."""
+    _check("train_moe.py", ["--mesh", mesh, "--schedule", schedule, "--zero", str(zero)])
+
+
+def _check(script: str, options: list[str]) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    options = [*OPTIONS, "--schedule", schedule, "--zero", str(zero)]
-    gloo = _run([*launcher, str(SCRIPT), *options, "--transport", "gloo"])
-    local = _run([str(SCRIPT), *options, "--transport", "local", "--no-check"])
-    assert len(local) == 2 * SIZES["steps"] + 1
+    command = [str(EXAMPLES / script), *OPTIONS, *options]
+    gloo = _run([*launcher, *command, "--transport", "gloo"])
+    local = _run([*command, "--transport", "local", "--no-check"])
+    assert len(local) == 2 * STEPS + 1
     assert gloo == pytest.approx(local, abs=1e-6)
 
 

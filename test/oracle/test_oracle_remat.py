@@ -84,7 +84,7 @@ CHUNKS: Mapping[str, Sequence[str]] = {
 
 
 # The share is that of products and attentions; norms, activations and residuals are made of them.
-@pytest.mark.parametrize(("name", "share"), [("gpt", 0.62), ("gpt2", 0.36), ("llama", 0.49)])
+@pytest.mark.parametrize(("name", "share"), [("gpt", 0.62), ("gpt2", 0.36), ("llama", 0.52)])
 def test_layers_keep_a_smaller_share(name: str, share: float) -> None:
     """By default; no chunk keeps more than without computing anything again."""
     before, after = PROGRAMS[name](piper.remat(policy="save")), PROGRAMS[name]()

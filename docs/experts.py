@@ -1,0 +1,143 @@
+"""The program of docs/experts.md: an unmodified DeepSeek-V3, by DualPipeV, expert and ZeRO-1.
+
+python docs/experts.py DIR     # compile it to a folder; what ranks hold and exchange, by formula
+"""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+
+import piper
+import torch
+from piper.simulate import ProgramFacts
+from piper.simulate.communication import measure_traffic
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+# A layer of DeepSeek-V3 (DeepSeek-AI, 2024), with a small vocabulary and two layers instead of 61.
+WIDTH, EXPERTS, CHOICES, LAYERS, VOCABULARY = 7168, 256, 8, 2, 4096
+TOKENS, MICROBATCHES, EDP, EP = 4096, 4, 2, 8
+SLOTS = ("compute", "value")
+ROW = WIDTH * torch.bfloat16.itemsize
+
+
+def make_model() -> nn.Module:
+    """The model of transformers, without memory for its weights."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(
+        hidden_size=WIDTH,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=CHOICES,
+        num_hidden_layers=LAYERS,
+        vocab_size=VOCABULARY,
+        first_k_dense_replace=0,  # experts in all layers
+    )
+    with torch.device("meta"):
+        model: nn.Module = DeepseekV3ForCausalLM(config)
+    return model.bfloat16()
+
+
+def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of the next token."""
+    logits = model(input_ids=batch["ids"], use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW."""
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
+def make_strategy() -> piper.Strategy:
+    """32 ranks: two pipeline stages twice, and along each 16 ranks with batches of their own."""
+    return piper.Strategy(
+        mesh={"pp": 2, "edp": 2, "ep": 8},
+        directives=[
+            piper.annotate({"model.embed_tokens": "embed", "model.layers.*": "layer"}),
+            piper.annotate({"model.norm": "head", "lm_head": "head"}),
+            piper.split(microbatches=4),
+            piper.place(stages=4),
+            piper.order("DualPipeV"),
+            piper.replicate(axis=("edp", "ep"), zero=1),
+            piper.shard("*.mlp.experts.*", axis="ep"),
+            piper.update(adamw, clip=1.0),
+        ],
+    )
+
+
+def exchanged() -> list[tuple[str, str, Fraction]]:
+    """What a layer exchanges for a microbatch: its name, and the bytes of a rank by formula."""
+    share = Fraction(EP - 1, EP)
+    counts, rows = share * 8 * EXPERTS, share * TOKENS * CHOICES * ROW
+    by_rows = "T k D b (R - 1) / R"
+    return [
+        ("F.counts", "8 E (R - 1) / R", counts),
+        ("F.dispatch", by_rows, rows),
+        ("F.collect", by_rows, rows),
+        ("B.dispatch", by_rows, rows),
+        ("B.collect", by_rows, rows),
+    ]
+
+
+def holdings(facts: ProgramFacts) -> Table:
+    """What the ranks at pp 1, which has the layers, hold of experts and of all else."""
+    manifest = facts.manifest
+    numel = {state.name: state.numel for state in manifest.states}
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("parameters of pp 1")
+    for column in ("all", "of a rank", "with optimizer state"):
+        table.add_column(column, justify="right")
+    for name, is_sharded in (("experts", True), ("others", False)):
+        held = [b for b in manifest.buckets if 1 in b.holders and b.grad_dtype]
+        held = [bucket for bucket in held if bool(bucket.varying_axes) == is_sharded]
+        whole = sum(numel[member] for bucket in held for member in bucket.members)
+        slots = (sum(b.slot_numel(slot, manifest.mesh) for b in held) for slot in SLOTS)
+        table.add_row(name, *(f"{size:,}" for size in (whole, *slots)))
+    return table
+
+
+def exchanges() -> Table:
+    """What the layers of pp 1 exchange in a step, by formula."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("of a layer and microbatch", "formula"):
+        table.add_column(column)
+    table.add_column("bytes that a rank sends", justify="right")
+    for name, formula, size in exchanged():
+        table.add_row(name, formula, f"{round(size):,}")
+    table.add_row("a step", "L M times the sum", f"{step_bytes():,}")
+    return table
+
+
+def step_bytes() -> int:
+    """The bytes that a rank at pp 1 sends to other ranks' experts and back in a step, by formula."""
+    return round(LAYERS * MICROBATCHES * sum(size for *_, size in exchanged()))
+
+
+def main(folder: str) -> None:
+    """Compile, and compare formulas with the program.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    tokens = torch.zeros(EDP * EP * MICROBATCHES, TOKENS, dtype=torch.int64)
+    batch = {"ids": tokens, "labels": tokens}
+    program = piper.compile(make_model(), loss_fn, make_strategy(), batch)
+    program.save(folder)
+    facts = ProgramFacts.read(program)
+    console = Console(width=100)
+    console.print(holdings(facts))
+    console.print()
+    console.print(exchanges())
+    moved = sum(item.num_bytes for item in measure_traffic(facts) if item.op == "all_to_all")
+    if moved != step_bytes():
+        raise SystemExit(f"the program exchanges {moved:,} bytes, expected {step_bytes():,}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit((__doc__ or "").strip())
+    main(sys.argv[1])

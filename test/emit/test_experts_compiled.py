@@ -1,0 +1,197 @@
+"""Expert parallelism from a strategy to a run: plain training, in any order, and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import piper
+import pytest
+import torch
+from expert_layers import EXPERTS, Model, adamw, loss_fn, make_batch, make_strategy
+from expert_layers_worker import LAYERS, NUM_ROWS, NUM_STEPS
+from piper.cli import main
+from piper_runtime import InstructionError, LocalTransport, Program, Trainer
+from torch import nn
+
+TOLERANCE = 1e-10
+ROWS = 16
+WORKER = Path(__file__).with_name("expert_layers_worker.py")
+
+EP2 = {"edp": 2, "ep": 2}
+PIPELINED = {"pp": 2, "edp": 2, "ep": 2}
+LAYOUTS: Mapping[str, tuple[Mapping[str, int], int]] = {
+    "ep 2, ZeRO-1": (EP2, 1),
+    "pp 2, ep 2, ZeRO-3": (PIPELINED, 3),
+    "dp 4, ZeRO-2": ({"dp": 4}, 2),
+    "ep 4": ({"ep": 4}, 0),
+}
+
+
+@cache
+def layout(name: str) -> Program:
+    mesh, zero = LAYOUTS[name]
+    return piper.compile(Model(), loss_fn, make_strategy(mesh, zero=zero), make_batch(0, ROWS))
+
+
+def train_as_plain(
+    strategy: piper.Strategy, rows: int, *, model: nn.Module, transport: LocalTransport
+) -> Trainer:
+    """Take some steps in plain PyTorch as well; compare loss, gradients and state of each."""
+    program = piper.compile(model, loss_fn, strategy, make_batch(0, rows))
+    trainer, plain = Trainer(program, transport=transport), copy.deepcopy(model)
+    optimizer = adamw(list(plain.parameters()))
+    for step in range(3):
+        batch = make_batch(step, rows)
+        result = trainer.step(batch)
+        optimizer.zero_grad()
+        loss = loss_fn(plain, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert result.loss == pytest.approx(loss.item(), abs=TOLERANCE)
+        gradients = trainer.gradients()
+        for name, parameter in plain.named_parameters():
+            assert parameter.grad is not None
+            assert (gradients[name] - parameter.grad).abs().max() <= TOLERANCE, name
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+        state = trainer.full_state_dict()
+        for name, parameter in plain.named_parameters():
+            assert (state[name] - parameter.detach()).abs().max() <= TOLERANCE, name
+    batch = make_batch(9, rows)
+    assert trainer.evaluate(batch) == pytest.approx(loss_fn(plain, batch).item(), abs=TOLERANCE)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "skew"),
+    [
+        (EP2, {"zero": 1}, ()),
+        ({"ep": 4}, {"zero": 2}, (0.0, 0.0, -100.0, 0.0)),  # rank 2 gets no rows
+        ({"edp": 3, "ep": 2}, {"zero": 3}, (9.0, 9.0, 0.0, 0.0)),  # ep 1 gets no rows
+        (
+            {"pp": 2, "edp": 1, "ep": 2},
+            {"zero": 2, "order": "DualPipeV", "microbatches": 6, "stages": 4},
+            (),
+        ),
+    ],
+    ids=["zero1", "unused-expert", "all-to-one", "dualpipev"],
+)
+def test_training_with_shared_out_experts_is_plain_training(
+    mesh: Mapping[str, int], options: Mapping[str, Any], skew: Sequence[float]
+) -> None:
+    strategy = make_strategy(mesh, **options)
+    rows = 2 * strategy.microbatches * strategy.num_data_shards
+    transport = LocalTransport(seed=1, delays=True)
+    train_as_plain(strategy, rows, model=Model(skew), transport=transport)
+
+
+@pytest.mark.parametrize("name", ["ep 2, ZeRO-1", "pp 2, ep 2, ZeRO-3"])
+def test_order_does_not_matter_to_the_bit(name: str) -> None:
+    losses = []
+    for transport in (
+        LocalTransport(),
+        LocalTransport(single_queue=True),
+        LocalTransport(seed=2),
+        LocalTransport(seed=3, delays=True),
+    ):
+        trainer = Trainer(layout(name), transport=transport)
+        losses.append([trainer.step(make_batch(step, ROWS)).loss for step in range(2)])
+    assert losses == [losses[0]] * 4
+
+
+def test_a_rank_holds_its_experts_only() -> None:
+    trainer = Trainer(layout("ep 4"), transport="local")
+    for home in trainer._homes.values():
+        for name, bucket in home.buckets.items():
+            whole = sum(member.numel for member in bucket.members)
+            share = EXPERTS if "experts" in name else 1
+            assert bucket.value.numel() * share == whole
+
+
+def test_rows_beyond_the_capacity_end_the_step() -> None:
+    """All tokens choose the experts of rank 0."""
+    strategy = make_strategy({"ep": 2}, capacity=1.5)
+    model = Model((9.0, 9.0, 0.0, 0.0))
+    program = piper.compile(model, loss_fn, strategy, make_batch(0, 8))
+    with pytest.raises(
+        InstructionError,
+        match=r"(?s)rank 0 \(ep 0\).*r\.all_to_all\(.*bound=30, mb=0, label='layer\.0 dispatch'.* "
+        r"all_to_all expected at most 30 rows, got 40: \[20, 20\] from ranks 0, 1; a larger capacity"
+        r".*expert_layers\.py:\d+ \(layers\.0\)",
+    ):
+        Trainer(program, transport="local").step(make_batch(0, 8))
+
+
+@pytest.mark.slow  # a minute of compiling
+def test_compiled_kernels_take_any_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also none: rank 2 gets no rows."""
+    monkeypatch.setenv("PIPER_CACHE", str(tmp_path))
+    strategy, model = make_strategy({"ep": 4}, zero=1), Model((0.0, 0.0, -100.0, 0.0))
+    program = piper.compile(model, loss_fn, strategy, make_batch(0, ROWS))
+    eager = Trainer(program, transport="local")
+    compiled = Trainer(program, transport="local", kernels="inductor")
+    for step in range(2):
+        batch = make_batch(step, ROWS)
+        assert compiled.step(batch).loss == pytest.approx(eager.step(batch).loss, abs=TOLERANCE)
+    expected = eager.gradients()
+    for name, value in compiled.gradients().items():
+        assert (value - expected[name]).abs().max() <= TOLERANCE, name
+
+
+def test_show_says_what_is_shared_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout("ep 4").save(tmp_path)
+    assert main(["show", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "float64[4, 12, 8]  parameter, shared out over ep" in shown
+    assert "float64[192]" in shown  # both of one expert
+    assert "host_wait" in shown
+
+
+def test_check_mode_refuses() -> None:
+    with pytest.raises(ValueError, match=r"check mode expected ranks with whole members .* 'ep'$"):
+        piper.check(layout("ep 4"), loss_fn, make_batch(0, ROWS))
+
+
+def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
+    """Around once, and the first again: to the bit, and with the losses of an unbroken run."""
+    names = [*LAYOUTS, next(iter(LAYOUTS))]
+    first = Trainer(layout(names[0]), transport="local")
+    for step in range(2):
+        first.step(make_batch(step, ROWS))
+    first.save(tmp_path / "0")
+    state, expected = first.full_state_dict(), first.step(make_batch(2, ROWS)).loss
+    for number, (_, name) in enumerate(pairwise(names)):
+        trainer = Trainer(layout(name), transport="local", model=Model(seed=number + 1))
+        trainer.load(tmp_path / str(number))
+        assert all(torch.equal(trainer.full_state_dict()[n], value) for n, value in state.items())
+        trainer.save(tmp_path / str(number + 1))
+        assert trainer.step(make_batch(2, ROWS)).loss == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_processes_train_to_the_bit_as_local_does(tmp_path: Path) -> None:
+    """DualPipeV, whose cells overlap: the host of a rank waits amid the other's pieces."""
+    strategy = make_strategy(
+        {"pp": 2, "edp": 1, "ep": 2}, zero=2, order="DualPipeV", microbatches=6, stages=4
+    )
+    model, ranks = Model(layers=LAYERS), 4
+    program = piper.compile(model, loss_fn, strategy, make_batch(0, NUM_ROWS))
+    program.save(tmp_path / "program")
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *launch, str(WORKER), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    trainer = Trainer(program, transport="local")
+    losses = [trainer.step(make_batch(step, NUM_ROWS)).loss for step in range(NUM_STEPS)]
+    for rank in range(ranks):
+        seen = torch.load(tmp_path / f"rank{rank}.pt")
+        assert seen["losses"] == losses
+        for name, value in trainer.full_state_dict().items():
+            assert torch.equal(seen["state"][name], value)

@@ -1,0 +1,60 @@
+"""Unmodified models with experts, whose experts ranks share out, against their single process."""
+
+from __future__ import annotations
+
+import hf_models
+import moe_models
+import piper
+import pytest
+from hf_models import next_token_loss
+from moe_models import FAMILIES, TAGS
+from oracle import BOUND, check_steps, piper_steps, plain_steps, sgd
+from small_moe import CLIP, Experted
+from torch import Tensor, nn
+
+EXPERT_STATES = "model.layers.*.mlp.experts.*"
+# One chunk for embedding, each layer and the head: four stages are two layers.
+CASES = {
+    "1F1B": (Experted("1F1B", 2, 0, 2, zero=1), 2),
+    "DualPipeV": (Experted("DualPipeV", 2, 0, 4, zero=1), 2),
+    "DualPipeV-copies": (Experted("DualPipeV", 2, 2, 4, zero=1), 4),
+}
+RUNS = [
+    pytest.param(
+        name,
+        *CASES[case],
+        id=f"{name}-{case}",
+        marks=[] if case == "DualPipeV" else pytest.mark.slow,
+    )
+    for name in FAMILIES
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("name", "case", "layers"), RUNS)
+def test_training_equals_plain_pytorch(name: str, case: Experted, layers: int) -> None:
+    """Two steps, as near to plain PyTorch as that is to itself in microbatches."""
+    captures = moe_models.captures(name, layers=layers)
+    model, batch = captures.model, hf_models.make_batch(case)
+    bound = max(BOUND, 10 * hf_models.floor(model, batch))
+    program = captures.compile(case.plan(tags=TAGS, experts=EXPERT_STATES), batch)
+    found = piper_steps(program, model, [batch, batch])
+    expected = plain_steps(model, next_token_loss, [batch, batch], sgd, clip=CLIP)
+    check_steps(found, expected, bound=bound)
+
+
+def test_auxiliary_loss_is_refused() -> None:
+    """It couples the tokens of a batch, so sums over microbatches would not be what it says."""
+    case = CASES["1F1B"][0]
+    model, batch = moe_models.qwen3_moe(2).double(), hf_models.make_batch(case)
+    balanced_loss(model, batch)  # transformers installs hooks, which capture could not
+    with pytest.raises(piper.CaptureError, match=r"modeling_qwen3_moe.py:\d+: .*several terms"):
+        piper.compile(model, balanced_loss, case.plan(tags=TAGS, experts=EXPERT_STATES), batch)
+
+
+def balanced_loss(model: nn.Module, batch: hf_models.Batch) -> Tensor:
+    """What transformers adds to the mean cross-entropy, so that routers use all experts alike."""
+    loss: Tensor = model(
+        input_ids=batch["ids"], labels=batch["labels"], output_router_logits=True, use_cache=False
+    ).loss
+    return loss
