@@ -152,6 +152,27 @@ def Piper_DoShardOp : Piper_DirectiveOp<"shard"> {
   let hasVerifier = 1;
 }
 
+def Piper_DoSequenceOp : Piper_DirectiveOp<"sequence"> {
+  let summary = "let ranks along an axis hold parts of the sequence";
+  let description = [{
+    `dims` gives the sequence dim of batch inputs. Along an auto axis, where ranks
+    compute parts of products, what these leave as unfinished sums is summed to
+    parts of the sequence, and everything between products is computed on those:
+    sequence parallelism. Along a manual axis ranks get parts of the inputs, and
+    attention gathers keys and values: context parallelism.
+
+    **Constraints**
+    - the axis is a manual or auto axis of the mesh
+    - the inputs exist and have the dim, which the ranks of the axis divide
+
+    ```mlir
+    piper.do.sequence axis = "tp" dims = {ids = 1, labels = 1}
+    ```
+  }];
+  let arguments = (ins StrAttr:$axis, DictionaryAttr:$dims);
+  let assemblyFormat = "`axis` `=` $axis `dims` `=` $dims attr-dict";
+}
+
 def Piper_DoRematOp : Piper_DirectiveOp<"remat"> {
   let summary = "compute values of the forward pass again instead of keeping them";
   let description = [{

@@ -6,13 +6,14 @@
 //===----------------------------------------------------------------------===//
 
 // The default policy takes turns, a piece of the backward cell first, since
-// others wait for it. What a piece exchanges is issued right behind it, but the
-// host waits for counts of the forward cell only once the next piece of the
-// backward cell is queued:
+// others wait for it. What a piece exchanges is issued right behind it. The
+// host waits for counts before it queues the next piece: the buffer for rows is
+// taken behind what is queued by then, and would else be there only after that
+// piece.
 //
-//   compute   B          F           B1            F1           B2         F2
-//   exchange  B.dispatch F.counts ┆ F.dispatch B.collect ┆ F.collect ┆
-//             beside F            beside B1    beside F1   beside B2
+//   compute   B          F           B1           F1          B2         F2
+//   exchange  B.dispatch F.counts F.dispatch  B.collect   F.collect
+//             beside F            beside B1   beside F1   beside B2
 //
 // This is the overlap of DualPipe (DeepSeek-AI, "DeepSeek-V3 technical report",
 // 2024, arXiv:2412.19437, figure 4).
@@ -54,7 +55,6 @@ struct Piece {
   Ops ops;
 
   bool isExchanged() const { return isExchange(ops.back()); }
-  bool waits() const { return isa<HostWaitOp>(ops.front()); }
 };
 using Pieces = SmallVector<Piece>;
 
@@ -126,23 +126,12 @@ Ops mergeByPolicy(const Ops &forward, const Ops &backward) {
   };
   SmallVector<Segment> first = getSegments(backward),
                        second = getSegments(forward);
-  Pieces held; // exchanges of the forward cell that the host waits for
-  for (size_t i = 0; i < std::max(first.size(), second.size()); ++i) {
-    if (i < first.size())
-      emit(first[i].runs);
-    emit(std::exchange(held, {}));
-    if (i < first.size())
-      emit(first[i].exchanges);
-    if (i >= second.size())
-      continue;
-    emit(second[i].runs);
-    for (Piece &piece : second[i].exchanges)
-      if (piece.waits() || !held.empty())
-        held.push_back(std::move(piece));
-      else
-        emit({piece});
-  }
-  emit(held);
+  for (size_t i = 0; i < std::max(first.size(), second.size()); ++i)
+    for (const auto *segments : {&first, &second})
+      if (i < segments->size()) {
+        emit((*segments)[i].runs);
+        emit((*segments)[i].exchanges);
+      }
   return merged;
 }
 

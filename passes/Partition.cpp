@@ -37,12 +37,16 @@ class PartitionPass : public impl::PartitionPassBase<PartitionPass> {
           return signalPassFailure();
   }
 
-  static LogicalResult partition(StepOp step, AxisAttr axis, DoShardOp shard,
-                                 SymbolTable &symbols) {
+  LogicalResult partition(StepOp step, AxisAttr axis, DoShardOp shard,
+                          SymbolTable &symbols) {
     if (axis.getSize() == 1)
       return success();
+    DoSequenceOp sequence;
+    for (auto directive : findDirectives<DoSequenceOp>(getOperation()))
+      if (directive.getAxisAttr() == axis.getName())
+        sequence = directive;
     return axis.getRole() == AxisRole::Auto
-               ? partitionTensors(step, axis, shard, symbols)
+               ? partitionTensors(step, axis, shard, sequence, symbols)
                : partitionExperts(step, axis, shard, symbols);
   }
 

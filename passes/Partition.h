@@ -21,8 +21,10 @@ mlir::LogicalResult partitionExperts(StepOp step, AxisAttr axis,
 
 /// Lets ranks along an auto axis, which have the same tokens, compute parts of
 /// what ops make: each value is whole, a part of one dim, or an unfinished sum.
+/// With a sequence directive, unless it is null, sums are left as parts of the
+/// sequence.
 mlir::LogicalResult partitionTensors(StepOp step, AxisAttr axis,
-                                     DoShardOp shard,
+                                     DoShardOp shard, DoSequenceOp sequence,
                                      mlir::SymbolTable &symbols);
 
 } // namespace piper

@@ -14,14 +14,13 @@
 //   moe_linear(rows, w, received)           w: E -> E/R experts rows =
 //   moe_collect(y, counts, received)     all_to_all: ? -> n rows
 
+#include "passes/DimClasses.h"
 #include "passes/Partition.h"
-
 #include "passes/Streams.h"
 
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
 #include "mlir/IR/Builders.h"
-#include "llvm/ADT/IntEqClasses.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/ADT/StringSet.h"
 
@@ -41,33 +40,6 @@ constexpr StringRef sortOp = "piper.moe_sort.default",
 /// Whether an op handles rows in groups, one per expert: it does not sum over
 /// experts, although no result has a dim for them.
 bool isGrouped(TorchOp op) { return op.getOpName().starts_with("piper.moe_"); }
-
-/// The dims of all values as classes of dims that have one size.
-class DimClasses {
-public:
-  using Dim = std::pair<Value, size_t>;
-
-  void join(Dim a, Dim b) { classes.join(number(a), number(b)); }
-
-  /// The class of a dim; one that nothing was joined to is its own.
-  unsigned find(Dim dim) {
-    auto found = numbers.find(dim);
-    return found == numbers.end() ? none : classes.findLeader(found->second);
-  }
-
-  static constexpr unsigned none = ~0u;
-
-private:
-  unsigned number(Dim dim) {
-    auto [entry, fresh] = numbers.try_emplace(dim, numbers.size());
-    if (fresh)
-      classes.grow(numbers.size());
-    return entry->second;
-  }
-
-  llvm::DenseMap<Dim, unsigned> numbers;
-  llvm::IntEqClasses classes;
-};
 
 /// What becomes of the size of a class.
 struct Change {
@@ -114,28 +86,12 @@ private:
       if (auto grad = dyn_cast<GradOp>(op))
         joinAll(grad.getStateAttr(), grad.getValue());
       if (auto torch = dyn_cast<TorchOp>(op))
-        joinByRule(torch);
+        dims.joinByRule(torch, /*ones=*/torch.getOpName() == sortOp);
     }
   }
 
   static size_t getRank(Value value) {
     return cast<RankedTensorType>(value.getType()).getRank();
-  }
-
-  void joinByRule(TorchOp op) {
-    if (!op.getFacts().getRule())
-      return;
-    Rule rule = *parseRule(op.getFacts().getRule());
-    llvm::StringMap<DimClasses::Dim> first;
-    auto add = [&](ArrayRef<Rule::Dims> names, ValueRange values) {
-      for (auto [tensor, value] : llvm::zip(names, values))
-        for (auto [dim, name] : llvm::enumerate(tensor))
-          if (!Rule::isOne(name) || op.getOpName() == sortOp)
-            dims.join(first.try_emplace(name, value, dim).first->second,
-                      {value, dim});
-    };
-    add(rule.operands, op.getInputs());
-    add(getResultDims(op, rule), op.getResults());
   }
 
   //===--------------------------------------------------------------------===//

@@ -19,6 +19,7 @@
 // in Shoeybi et al., "Megatron-LM" (2019, arXiv:1909.08053), forward and
 // backward.
 
+#include "passes/DimClasses.h"
 #include "passes/Partition.h"
 
 #include "passes/ChunkBuilder.h"
@@ -27,7 +28,7 @@
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
 #include "mlir/IR/Builders.h"
-#include "llvm/ADT/StringSet.h"
+#include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;
 
@@ -45,11 +46,13 @@ struct Held {
 class Partitioner {
 public:
   Partitioner(StepOp step, AxisAttr axis, Operation *shard,
-              SymbolTable &symbols)
-      : step(step), axis(axis), shard(shard), symbols(symbols),
-        builder(step.getContext()) {}
+              DoSequenceOp sequence, SymbolTable &symbols)
+      : step(step), axis(axis), shard(shard), sequence(sequence),
+        symbols(symbols), builder(step.getContext()) {}
 
   LogicalResult run() {
+    if (sequence && failed(findPositions()))
+      return failure();
     for (auto grad : step.getBlock().getOps<GradOp>())
       if (std::optional<Held> own =
               getHeld(symbols.lookup<StateOp>(grad.getState())))
@@ -110,9 +113,103 @@ private:
       wanted[op] = builder.getStringAttr(factor);
   }
 
+  /// Finds the dims along which values have an element per position of the
+  /// sequence.
+  LogicalResult findPositions() {
+    for (auto op : step.getBlock().getOps<TorchOp>())
+      dims.joinByRule(op);
+    for (auto [name, argument] :
+         llvm::zip(step.getInputs().getAsRange<StringAttr>(),
+                   step.getBody().getArguments())) {
+      auto dim = sequence.getDims().getAs<IntegerAttr>(name.getValue());
+      if (!dim)
+        continue;
+      size_t number = dim.getInt();
+      if (dim.getInt() < 0 || number >= getRank(argument) ||
+          getSize(argument, number) % axis.getSize() != 0)
+        return sequence.emitOpError("expected a dim of input '")
+               << name.getValue() << "' that " << axis.getSize()
+               << " ranks of axis '" << axis.getName().getValue()
+               << "' divide, got dim " << dim.getInt() << " of "
+               << argument.getType();
+      positions.insert(dims.find({argument, number}));
+    }
+    positions.erase(DimClasses::none);
+    if (positions.empty())
+      return sequence.emitOpError(
+                 "expected inputs whose sequence dim ops keep, "
+                 "of which the step has ")
+             << step.getInputs() << ", got " << sequence.getDims();
+    return success();
+  }
+
+  static size_t getRank(Value value) {
+    return cast<RankedTensorType>(value.getType()).getRank();
+  }
+
+  /// The dim along which a value has an element per position, if ranks can
+  /// share it out.
+  std::optional<size_t> getPositions(Value value) {
+    for (size_t dim = 0; dim < getRank(value); ++dim)
+      if (positions.contains(dims.find({value, dim})) &&
+          getSize(value, dim) % axis.getSize() == 0)
+        return dim;
+    return std::nullopt;
+  }
+
   //===--------------------------------------------------------------------===//
   // Exchanges
   //===--------------------------------------------------------------------===//
+
+  /// Sums the terms of a value, and leaves parts of the sequence if they are
+  /// asked for.
+  void settle(OpOperand &operand, TagAttr tag) {
+    Value value = operand.get();
+    std::optional<size_t> dim =
+        sequence ? getPositions(value) : std::optional<size_t>();
+    if (!dim)
+      return makeWhole(operand, tag);
+    Value &known = scattered[{value, tag}];
+    if (!known) {
+      builder.setInsertionPoint(operand.getOwner());
+      Type part =
+          resize(value.getType(), *dim, getSize(value, *dim) / axis.getSize());
+      auto op = ReduceScatterOp::create(
+          builder, value.getLoc(), TypeRange(part), value, DenseI64ArrayAttr(),
+          builder.getArrayAttr(axis.getName()), StringAttr(),
+          getLabel(tag, "scatter"), IntegerAttr(), getStream(), ValueRange(),
+          *dim);
+      op->setAttr("tag", tag);
+      known = op.getResults().front();
+      held[known] = {Held::Part, *dim};
+    }
+    operand.set(known);
+  }
+
+  /// In the backward pass parts are gathered again, so that what the forward
+  /// pass gathered is not kept until then.
+  void gatherAgain(OpOperand &operand, TagAttr tag) {
+    SmallVector<TorchOp> views;
+    Value root = operand.get();
+    while (auto view = root.getDefiningOp<TorchOp>()) {
+      if (!view.isView() || view.getInputs().size() != 1)
+        break;
+      views.push_back(view);
+      root = view.getInputs().front();
+    }
+    auto gather = root.getDefiningOp<AllGatherOp>();
+    if (!gather || gather->getAttr("tag") == tag)
+      return;
+    Value again = getWhole(gather.getInputs().front(), operand.getOwner(), tag);
+    builder.setInsertionPoint(operand.getOwner());
+    for (TorchOp view : llvm::reverse(views)) {
+      auto copy = cast<TorchOp>(builder.clone(*view));
+      copy.getInputsMutable().assign(again);
+      copy.setTagAttr(tag);
+      again = copy.getResult(0);
+    }
+    operand.set(again);
+  }
 
   /// The whole of a value, exchanged once per pass.
   Value getWhole(Value value, Operation *user, TagAttr tag) {
@@ -278,6 +375,9 @@ private:
   }
 
   LogicalResult visitTorch(TorchOp op) {
+    if (op.getTagAttr().getPass() != Pass::F && !op.isView())
+      for (OpOperand &operand : op->getOpOperands())
+        gatherAgain(operand, op.getTagAttr());
     auto whole = [&](Value value) { return isWhole(value); };
     StringAttr asked = wanted.lookup(op);
     if (llvm::all_of(op.getInputs(), whole))
@@ -292,7 +392,7 @@ private:
       return success();
     for (OpOperand &operand : op->getOpOperands())
       if (isTerm(operand.get()))
-        makeWhole(operand, op.getTagAttr());
+        settle(operand, op.getTagAttr());
     std::optional<StringRef> factor = chooseFactor(op, rule);
     for (auto [names, operand] : llvm::zip(rule.operands, op->getOpOperands()))
       if (isPart(operand.get()) && names[get(operand.get()).dim] != factor)
@@ -388,10 +488,14 @@ private:
   StepOp step;
   AxisAttr axis;
   Operation *shard;
+  DoSequenceOp sequence;
   SymbolTable &symbols;
   OpBuilder builder;
-  llvm::DenseMap<Value, Held> held; // whole if it is not in it
+  DimClasses dims;
+  llvm::DenseSet<unsigned> positions; // classes of the sequence's dims
+  llvm::DenseMap<Value, Held> held;   // whole if it is not in it
   llvm::DenseMap<std::pair<Value, Attribute>, Value> wholes; // by pass
+  llvm::DenseMap<std::pair<Value, Attribute>, Value> scattered;
   llvm::DenseMap<std::tuple<Value, size_t, Attribute>, Value> parts;
   llvm::DenseMap<Operation *, StringAttr> wanted; // factors, by op
   Value index;
@@ -400,8 +504,8 @@ private:
 } // namespace
 
 LogicalResult partitionTensors(StepOp step, AxisAttr axis, DoShardOp shard,
-                               SymbolTable &symbols) {
-  return Partitioner(step, axis, shard, symbols).run();
+                               DoSequenceOp sequence, SymbolTable &symbols) {
+  return Partitioner(step, axis, shard, sequence, symbols).run();
 }
 
 } // namespace piper
