@@ -132,9 +132,10 @@ private:
                << " ranks of axis '" << axis.getName().getValue()
                << "' divide, got dim " << dim.getInt() << " of "
                << argument.getType();
-      positions.insert(dims.find({argument, number}));
+      if (unsigned found = dims.find({argument, number});
+          found != DimClasses::none)
+        positions.insert(found);
     }
-    positions.erase(DimClasses::none);
     if (positions.empty())
       return sequence.emitOpError(
                  "expected inputs whose sequence dim ops keep, "
@@ -147,12 +148,16 @@ private:
     return cast<RankedTensorType>(value.getType()).getRank();
   }
 
+  bool isPosition(DimClasses::Dim dim) const {
+    unsigned found = dims.find(dim);
+    return found != DimClasses::none && positions.contains(found);
+  }
+
   /// The dim along which a value has an element per position, if ranks can
   /// share it out.
   std::optional<size_t> getPositions(Value value) {
     for (size_t dim = 0; dim < getRank(value); ++dim)
-      if (positions.contains(dims.find({value, dim})) &&
-          getSize(value, dim) % axis.getSize() == 0)
+      if (isPosition({value, dim}) && getSize(value, dim) % axis.getSize() == 0)
         return dim;
     return std::nullopt;
   }

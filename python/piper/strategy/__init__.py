@@ -9,6 +9,7 @@ from piper.strategy.overlap import Overlap, overlap
 from piper.strategy.place import Place, place
 from piper.strategy.remat import Remat, remat
 from piper.strategy.replicate import Replicate, replicate
+from piper.strategy.sequence import Sequence, sequence
 from piper.strategy.shard import Shard, shard
 from piper.strategy.split import Split, split
 from piper.strategy.strategy import Strategy
@@ -27,6 +28,7 @@ __all__ = [
     "Place",
     "Remat",
     "Replicate",
+    "Sequence",
     "Shard",
     "SourceLocation",
     "Split",
@@ -40,6 +42,7 @@ __all__ = [
     "place",
     "remat",
     "replicate",
+    "sequence",
     "shard",
     "split",
     "stream",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from piper.strategy.directive import Directive
 from piper.strategy.mesh import Mesh
-from piper.strategy.text import quoted
+from piper.strategy.text import number, quoted
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class Shard(Directive):
             f"dim = {self.dim}"
         )
         if self.capacity is not None:
-            text += f" capacity = {float(self.capacity)!r}"
+            text += f" capacity = {number(self.capacity)}"
         return text
 
     def axes(self) -> tuple[str, ...]:
@@ -82,7 +82,9 @@ class Shard(Directive):
         """See `Directive`."""
         axis = mesh[self.axis]
         if axis.role == "unrolled":
-            raise self.error(f"axis must be manual or auto, got {axis.name!r}, which is {axis.role}")
+            raise self.error(
+                f"axis must be manual or auto, got {axis.name!r}, which is {axis.role}"
+            )
 
 
 def shard(states: str, *, axis: str, dim: int = 0, capacity: float | None = None) -> Shard:

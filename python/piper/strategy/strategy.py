@@ -36,7 +36,7 @@ class Strategy:
 
     Args:
         mesh: axis sizes by name, outermost first, or a torch DeviceMesh; ranks are row-major.
-        directives: what `annotate`, `split`, `place`, `replicate`, `shard`, `remat`, `order`,
+        directives: what `annotate`, `split`, `place`, `replicate`, `sequence`, `shard`, `remat`, `order`,
             `overlap`, `update`, `stream` and `user_pass` return.
 
     Raises:
@@ -190,7 +190,7 @@ class Strategy:
             if not isinstance(directive, Directive):
                 raise TypeError(
                     f"{self.source}: directives[{index}] must be made by annotate, split, place, "
-                    "replicate, shard, remat, order, overlap, update, stream or user_pass, "
+                    "replicate, sequence, shard, remat, order, overlap, update, stream or user_pass, "
                     f"got {directive!r}"
                 )
             for axis in directive.axes():

@@ -10,7 +10,7 @@ import torch
 
 from piper.dtypes import ELEMENTS
 
-__all__ = ["attributes", "element_name", "quoted"]
+__all__ = ["attributes", "element_name", "number", "quoted"]
 
 
 def quoted(text: str) -> str:
@@ -25,8 +25,19 @@ def attributes(values: Mapping[str, str | float]) -> str:
     return f"{{{', '.join(entries)}}}"
 
 
+def number(value: float) -> str:
+    """Return the text of a float, from which MLIR reads the very same number.
+
+    Python's own text does not do: MLIR wants a point before an exponent, as in `1.0e-06`, and has
+    no words for what is not finite, which stands there as its bits.
+    """
+    if not math.isfinite(value):
+        return f"0x{struct.pack('>d', value).hex().upper()}"
+    digits, mark, exponent = repr(float(value)).partition("e")
+    return f"{digits}{'' if '.' in digits else '.0'}{mark}{exponent}"
+
+
 def _literal(value: str | float) -> str:
-    """Return an attribute; of a float the bits, which are the same number for certain."""
     match value:
         case str():
             return quoted(value)
@@ -34,10 +45,8 @@ def _literal(value: str | float) -> str:
             return str(value).lower()
         case int():
             return str(value)
-    short = f"{value:e}"
-    if math.isfinite(value) and float(short) == value:
-        return short
-    return f"0x{struct.pack('>d', value).hex().upper()} : f64"
+    text = number(value)
+    return text if math.isfinite(value) else f"{text} : f64"
 
 
 def element_name(dtype: torch.dtype) -> str:

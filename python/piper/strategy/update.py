@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from piper.strategy.directive import Directive, check_dtype
-from piper.strategy.text import element_name, quoted
+from piper.strategy.text import element_name, number, quoted
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -86,7 +86,7 @@ class Update(Directive):
 
     def op(self) -> str:
         """See `Directive`."""
-        clip = "" if self.clip is None else f" clip = {float(self.clip)!r}"
+        clip = "" if self.clip is None else f" clip = {number(self.clip)}"
         dtype = self.master_dtype
         master = "" if dtype is None else f" master = {element_name(dtype)}"
         skip = " skip_nonfinite" if self.skips else ""
@@ -104,7 +104,7 @@ class Update(Directive):
             if not isinstance(scale, LossScale)
             else (scale.initial, scale.growth, scale.backoff, scale.interval)
         )
-        return f" loss_scale = [{', '.join(repr(float(number)) for number in numbers)}]"
+        return f" loss_scale = [{', '.join(number(value) for value in numbers)}]"
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
