@@ -33,8 +33,8 @@ mlir::RankedTensorType kernelView(mlir::Type type, mlir::Type like);
 /// replicated is partial; on an auto axis all have the whole of it.
 Kind dual(Kind kind, AxisRole role);
 
-/// The layout of a gradient whose primal has this layout; null for null. An axis
-/// that the mesh, which may be null, does not have counts as manual.
+/// The layout of a gradient whose primal has this layout; null for null. An
+/// axis that the mesh, which may be null, does not have counts as manual.
 LayoutAttr dual(LayoutAttr layout, MeshOp mesh);
 
 /// The module's mesh, or null. Searched from the front, where the frontend puts

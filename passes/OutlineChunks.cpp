@@ -57,6 +57,8 @@ public:
     findResults();
     if (failed(sortChunks()))
       return failure();
+    // Of a piece that is nothing but views, others make these again.
+    llvm::erase_if(order, [&](size_t index) { return isEmpty(chunks[index]); });
     for (size_t index : order)
       if (!chunks[index].exchange)
         buildChunk(chunks[index], getSymbol(chunks[index]), kernels, builder);
@@ -126,6 +128,13 @@ private:
           pieces.unionSets(&op, operand.getDefiningOp());
     }
     return pieces;
+  }
+
+  static bool isEmpty(const Outlined &chunk) {
+    return chunk.results.empty() && llvm::all_of(chunk.ops, [](Operation *op) {
+             auto torch = dyn_cast<TorchOp>(op);
+             return torch && torch.isView();
+           });
   }
 
   /// What an op takes of a value: a chunk takes what owns memory and rebuilds
@@ -257,8 +266,8 @@ private:
         outlined.name + "$" + stringifyPass(outlined.pass).str();
     if (outlined.pass == Pass::P)
       symbol += std::to_string(numPreambles++);
-    else if (outlined.piece > 0)
-      symbol += std::to_string(outlined.piece);
+    else if (size_t number = numPieces[symbol]++)
+      symbol += std::to_string(number);
     if (step.getSymName() != "train")
       symbol += "." + step.getSymName().str();
     return symbol;
@@ -321,14 +330,16 @@ private:
       if (Outlined &outlined = chunks[index]; outlined.pass == Pass::F)
         if (!outlined.exchange)
           forward[outlined.name].push_back(outlined.chunk);
-    for (Outlined &outlined : chunks) {
+    llvm::StringMap<size_t> numBackward;
+    for (size_t index : order) {
+      Outlined &outlined = chunks[index];
       if (outlined.pass != Pass::B || outlined.exchange)
         continue;
       ArrayRef<ChunkOp> pieces = forward[outlined.name];
       if (pieces.empty())
         return outlined.chunk.emitOpError("expected a forward chunk '")
                << outlined.name << "' for its backward";
-      size_t back = std::min(outlined.piece, pieces.size() - 1);
+      size_t back = std::min(numBackward[outlined.name]++, pieces.size() - 1);
       ChunkOp of = pieces[pieces.size() - 1 - back];
       outlined.chunk.setOfAttr(FlatSymbolRefAttr::get(of.getSymNameAttr()));
     }
@@ -341,6 +352,7 @@ private:
   std::vector<Outlined> chunks;
   llvm::DenseMap<Operation *, size_t> chunkOf;
   SmallVector<size_t> order;
+  llvm::StringMap<size_t> numPieces; // by name and pass
   size_t numPreambles = 0;
 };
 

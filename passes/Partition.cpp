@@ -11,6 +11,7 @@
 #include "passes/Passes.h"
 
 #include "dialect/Layouts.h"
+#include "mlir/IR/Builders.h"
 #include "llvm/ADT/MapVector.h"
 
 using namespace mlir;
@@ -19,6 +20,32 @@ namespace piper {
 
 #define GEN_PASS_DEF_PARTITIONPASS
 #include "passes/Passes.h.inc"
+
+Value readRankIndex(StepOp step, AxisAttr axis, SymbolTable &symbols) {
+  OpBuilder builder(step);
+  auto name = builder.getStringAttr(axis.getName().getValue() + "$index");
+  for (auto read : step.getBlock().getOps<ReadOp>())
+    if (read.getSymbol() == name.getValue())
+      return read.getResult();
+  auto getType = [&](int64_t size) {
+    return RankedTensorType::get(size, builder.getI64Type());
+  };
+  if (!symbols.lookup(name)) {
+    LayoutAttr layout = findMesh(step)
+                            .getRankLayout(Kind::Replicated)
+                            .withKind(axis.getName(), Kind::Shard);
+    auto state = StateOp::create(
+        builder, step.getLoc(), name,
+        StateKindAttr::get(step.getContext(), StateKind::Constant),
+        TypeAttr::get(getType(axis.getSize())), UnitAttr(), layout, ArrayAttr(),
+        DenseI64ArrayAttr(), ReplicationAttr(), OptimizationAttr());
+    symbols.insert(state);
+  }
+  builder.setInsertionPointToStart(&step.getBlock());
+  return ReadOp::create(builder, step.getLoc(), getType(1),
+                        FlatSymbolRefAttr::get(name), SlotAttr(),
+                        IntegerAttr());
+}
 
 namespace {
 
@@ -30,11 +57,32 @@ class PartitionPass : public impl::PartitionPassBase<PartitionPass> {
     for (auto shard : findDirectives<DoShardOp>(getOperation()))
       if (failed(record(shard, byAxis)))
         return signalPassFailure();
+    for (auto sequence : findDirectives<DoSequenceOp>(getOperation()))
+      if (failed(partition(sequence, mesh, symbols)))
+        return signalPassFailure();
     for (auto &[name, shard] : byAxis)
       for (auto step : getOperation().getOps<StepOp>())
         if (step.getPhase() == Phase::Captured &&
             failed(partition(step, mesh.lookupAxis(name), shard, symbols)))
           return signalPassFailure();
+  }
+
+  /// Along a manual axis the directive is all that is needed; along an auto
+  /// axis it goes with sharded states.
+  LogicalResult partition(DoSequenceOp sequence, MeshOp mesh,
+                          SymbolTable &symbols) {
+    AxisAttr axis = mesh.lookupAxis(sequence.getAxis());
+    if (!axis || axis.getRole() == AxisRole::Unrolled)
+      return sequence.emitOpError("expected a manual or auto axis of the mesh, "
+                                  "got '")
+             << sequence.getAxis() << "'";
+    if (axis.getRole() == AxisRole::Auto)
+      return success();
+    for (auto step : getOperation().getOps<StepOp>())
+      if (step.getPhase() == Phase::Captured && axis.getSize() > 1 &&
+          failed(partitionSequence(step, axis, sequence, symbols)))
+        return failure();
+    return success();
   }
 
   LogicalResult partition(StepOp step, AxisAttr axis, DoShardOp shard,

@@ -27,6 +27,17 @@ mlir::LogicalResult partitionTensors(StepOp step, AxisAttr axis,
                                      DoShardOp shard, DoSequenceOp sequence,
                                      mlir::SymbolTable &symbols);
 
+/// Lets ranks along a manual axis have parts of the sequence: attention gathers
+/// keys and values. Fails if another op sees several positions at once.
+mlir::LogicalResult partitionSequence(StepOp step, AxisAttr axis,
+                                      DoSequenceOp sequence,
+                                      mlir::SymbolTable &symbols);
+
+/// A rank's position along the axis, as a tensor of one element: its part of
+/// the constant 0, 1, 2 and so on, read at the start of the step.
+mlir::Value readRankIndex(StepOp step, AxisAttr axis,
+                          mlir::SymbolTable &symbols);
+
 } // namespace piper
 
 #endif // PIPER_PASSES_PARTITION_H

@@ -104,11 +104,14 @@ private:
     Rule rule = *parseRule(op.getFacts().getRule());
     size_t number = cast<OpResult>(value).getResultNumber();
     StringRef factor = getResultDims(op, rule)[number][dim];
-    auto found = llvm::find(rule.operands.front(), factor);
-    if (Rule::isOne(factor))
+    auto has = [&](const Rule::Dims &names) {
+      return llvm::is_contained(names, factor);
+    };
+    if (Rule::isOne(factor) || !llvm::any_of(rule.operands, has))
       return;
-    if (op.getInputs().size() == 1 && found != rule.operands.front().end())
-      want(op.getInputs()[0], found - rule.operands.front().begin());
+    const Rule::Dims &first = rule.operands.front();
+    if (op.getInputs().size() == 1)
+      want(op.getInputs()[0], llvm::find(first, factor) - first.begin());
     else
       wanted[op] = builder.getStringAttr(factor);
   }
@@ -194,12 +197,12 @@ private:
   /// In the backward pass parts are gathered again, so that what the forward
   /// pass gathered is not kept until then.
   void gatherAgain(OpOperand &operand, TagAttr tag) {
-    SmallVector<TorchOp> views;
+    SmallVector<OpResult> views;
     Value root = operand.get();
     while (auto view = root.getDefiningOp<TorchOp>()) {
       if (!view.isView() || view.getInputs().size() != 1)
         break;
-      views.push_back(view);
+      views.push_back(cast<OpResult>(root));
       root = view.getInputs().front();
     }
     auto gather = root.getDefiningOp<AllGatherOp>();
@@ -207,11 +210,11 @@ private:
       return;
     Value again = getWhole(gather.getInputs().front(), operand.getOwner(), tag);
     builder.setInsertionPoint(operand.getOwner());
-    for (TorchOp view : llvm::reverse(views)) {
-      auto copy = cast<TorchOp>(builder.clone(*view));
+    for (OpResult view : llvm::reverse(views)) {
+      auto copy = cast<TorchOp>(builder.clone(*view.getOwner()));
       copy.getInputsMutable().assign(again);
       copy.setTagAttr(tag);
-      again = copy.getResult(0);
+      again = copy.getResult(view.getResultNumber());
     }
     operand.set(again);
   }
@@ -239,6 +242,10 @@ private:
 
   Value gather(Value value, Operation *user, TagAttr tag) {
     size_t dim = get(value).dim;
+    if (value.getDefiningOp<ReadOp>()) { // what is exchanged comes from a chunk
+      value = copyValue(value, builder);
+      value.getDefiningOp<TorchOp>().setTagAttr(tag);
+    }
     Type whole =
         resize(value.getType(), dim, getSize(value, dim) * axis.getSize());
     auto op = AllGatherOp::create(
@@ -250,8 +257,8 @@ private:
   }
 
   /// A rank's part of a value that is whole, cut where it is used.
-  Value getPart(Value value, size_t dim, TorchOp user) {
-    Value &known = parts[{value, dim, user.getTagAttr()}];
+  Value getPart(Value value, size_t dim, Operation *user, TagAttr tag) {
+    Value &known = parts[{value, dim, tag}];
     if (known)
       return known;
     builder.setInsertionPoint(user);
@@ -264,41 +271,13 @@ private:
     auto facts = FactsAttr::get(step.getContext(), Effect::Pure, 0, false,
                                 false, std::nullopt, StringAttr());
     auto op = TorchOp::create(
-        builder, user.getLoc(), TypeRange(type), ValueRange{value, getIndex()},
+        builder, user->getLoc(), TypeRange(type),
+        ValueRange{value, readRankIndex(step, axis, symbols)},
         builder.getStringAttr("piper.part.default"), builder.getArrayAttr(args),
-        builder.getDictionaryAttr({}), facts, UnitAttr(), user.getTagAttr());
+        builder.getDictionaryAttr({}), facts, UnitAttr(), tag);
     known = op.getResult(0);
     held[known] = {Held::Part, dim};
     return known;
-  }
-
-  /// A rank's position along the axis: its part of the constant 0, 1, 2 and so
-  /// on.
-  Value getIndex() {
-    if (index)
-      return index;
-    auto name = builder.getStringAttr(axis.getName().getValue() + "$index");
-    auto type = [&](int64_t size) {
-      return RankedTensorType::get(size, builder.getI64Type());
-    };
-    OpBuilder::InsertionGuard guard(builder);
-    if (!symbols.lookup(name)) {
-      builder.setInsertionPoint(step);
-      LayoutAttr layout = findMesh(step)
-                              .getRankLayout(Kind::Replicated)
-                              .withKind(axis.getName(), Kind::Shard);
-      auto state = StateOp::create(
-          builder, step.getLoc(), name,
-          StateKindAttr::get(step.getContext(), StateKind::Constant),
-          TypeAttr::get(type(axis.getSize())), UnitAttr(), layout, ArrayAttr(),
-          DenseI64ArrayAttr(), ReplicationAttr(), OptimizationAttr());
-      symbols.insert(state);
-    }
-    builder.setInsertionPointToStart(&step.getBlock());
-    index =
-        ReadOp::create(builder, step.getLoc(), type(1),
-                       FlatSymbolRefAttr::get(name), SlotAttr(), IntegerAttr());
-    return index;
   }
 
   StringAttr getLabel(TagAttr tag, StringRef what) {
@@ -370,13 +349,11 @@ private:
     }
     if (isPart(value) && get(value).dim == own->dim)
       return success();
-    InFlightDiagnostic error =
-        grad.emitOpError("expected the gradient of the part of ")
-        << grad.getStateAttr() << " that a rank along axis '"
-        << axis.getName().getValue() << "' holds, got "
-        << (isPart(value) ? "that of another dim" : "one that is whole");
-    error.attachNote(shard->getLoc()) << "states are shared out here";
-    return failure();
+    TagAttr tag = grad.getTagAttr();
+    if (!isWhole(value))
+      value = getWhole(value, grad, tag);
+    grad->getOpOperand(0).set(getPart(value, own->dim, grad, tag));
+    return success();
   }
 
   LogicalResult visitTorch(TorchOp op) {
@@ -399,6 +376,8 @@ private:
       if (isTerm(operand.get()))
         settle(operand, op.getTagAttr());
     std::optional<StringRef> factor = chooseFactor(op, rule);
+    if (!factor && asked)
+      factor = asked.getValue();
     for (auto [names, operand] : llvm::zip(rule.operands, op->getOpOperands()))
       if (isPart(operand.get()) && names[get(operand.get()).dim] != factor)
         makeWhole(operand, op.getTagAttr());
@@ -456,7 +435,7 @@ private:
         return fail(op) << "but dim " << dim << " of its operand of type "
                         << operand.get().getType() << " is not divided by "
                         << axis.getSize();
-      operand.set(getPart(operand.get(), dim, op));
+      operand.set(getPart(operand.get(), dim, op, op.getTagAttr()));
     }
     for (auto [names, result] :
          llvm::zip(getResultDims(op, rule), op.getResults())) {
@@ -503,7 +482,6 @@ private:
   llvm::DenseMap<std::pair<Value, Attribute>, Value> scattered;
   llvm::DenseMap<std::tuple<Value, size_t, Attribute>, Value> parts;
   llvm::DenseMap<Operation *, StringAttr> wanted; // factors, by op
-  Value index;
 };
 
 } // namespace

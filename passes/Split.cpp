@@ -78,11 +78,14 @@ class SplitPass : public impl::SplitPassBase<SplitPass> {
     }
   }
 
-  /// Number of ranks among which replicate directives split the batch.
+  /// Number of ranks among which replicate directives split the batch. Along an
+  /// axis that shares out sequences ranks have the same examples.
   int64_t getShards() {
     llvm::SmallSetVector<Attribute, 4> axes;
     for (auto replicate : findDirectives<DoReplicateOp>(getOperation()))
       axes.insert_range(replicate.getAxes());
+    for (auto sequence : findDirectives<DoSequenceOp>(getOperation()))
+      axes.remove(sequence.getAxisAttr());
     MeshOp mesh = findMesh(getOperation());
     return mesh ? product(
                       mesh,

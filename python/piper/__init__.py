@@ -12,7 +12,7 @@ from piper_runtime import LossScale, Trainer
 
 from piper import ops
 from piper.compiler import CompileError, compile
-from piper.frontend import CaptureError
+from piper.frontend import CaptureError, register_rule
 from piper.limits import Limits
 from piper.reference import Reference, check
 from piper.schedules import Table
@@ -50,6 +50,7 @@ __all__ = [
     "order",
     "overlap",
     "place",
+    "register_rule",
     "remat",
     "replicate",
     "sequence",

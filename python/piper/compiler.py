@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from piper_runtime import Program
+from piper_runtime.batch import leaves
 from piper_runtime.program import seal
 from piper_runtime.progress import phase
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from piper.diagnostics import CompileError, diagnostics
 from piper.emit import emit_kernels, emit_manifest, emit_programs
@@ -100,7 +102,7 @@ def _compile(
         texts = _emit(module, snapshots["step"])
         indices = {
             f"{axis.name}$index": torch.arange(axis.size)
-            for axis in strategy.mesh.auto
+            for axis in strategy.mesh.axes
             if f"{axis.name}$index" in Symbols(module).states
         }
         advance()
@@ -146,6 +148,7 @@ def _capture(
 ) -> list[Capture]:
     """Capture both entry points at the shape of one microbatch of one rank."""
     every = strategy.num_data_shards
+    batch = _part_of_sequence(batch, strategy)
     held = (1 if _is_distributed() else every) if data_shards is None else data_shards
     captures = []
     for take in (capture, capture_eval):
@@ -162,6 +165,24 @@ def _capture(
         captures.append(separate_biases(taken) if strategy.mesh.auto else taken)
         advance()
     return captures
+
+
+def _part_of_sequence(batch: Any, strategy: Strategy) -> Any:
+    """Return the batch with the part of sequences that a rank gets: those of all are alike."""
+    sequence = strategy.sequence
+    if sequence is None:
+        return batch
+    unknown = sorted(set(sequence.dims) - set(leaves(batch)))
+    if unknown:
+        raise CompileError(
+            f"sequence expected names of batch inputs {sorted(leaves(batch))}, got {unknown[0]!r}"
+        )
+    cut = (
+        sequence.cut(name, value, 0) if isinstance(value, Tensor) else value
+        for name, value in leaves(batch).items()
+    )
+    _, spec = pytree.tree_flatten(batch, is_leaf=lambda value: value is None)
+    return pytree.tree_unflatten(list(cut), spec)
 
 
 def _check_layout(strategy: Strategy, taken: Capture) -> None:

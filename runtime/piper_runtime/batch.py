@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,15 @@ from torch.utils import _pytree as pytree
 
 from piper_runtime.names import dtype_name
 
-__all__ = ["InputSpec", "check_input", "leaves", "microbatches", "shards"]
+__all__ = [
+    "InputSpec",
+    "SequenceSpec",
+    "check_input",
+    "leaves",
+    "microbatches",
+    "part_of_sequence",
+    "shards",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,49 @@ class InputSpec:
     shape: tuple[int, ...]
     dtype: str
     dim: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """How ranks along ``axis`` share out the sequence, dim ``dims[name]`` of inputs, in ``parts``.
+
+    The sequence is cut into twice as many pieces, and rank i has pieces i and ``2 * parts - 1 - i``:
+    of causal attention all ranks then compute equally much.
+    """
+
+    axis: str
+    dims: Mapping[str, int]
+    parts: int
+
+    def cut(self, name: str, whole: Tensor, index: int) -> Tensor:
+        """Return what rank ``index`` along the axis has of an input, which may be all of it."""
+        if name not in self.dims:
+            return whole
+        return part_of_sequence(whole, self.dims[name], index, self.parts, name=name)
+
+    def whole(self, spec: InputSpec) -> InputSpec:
+        """Return the spec of an input with the whole sequence."""
+        if spec.name not in self.dims:
+            return spec
+        shape = list(spec.shape)
+        shape[self.dims[spec.name]] *= self.parts
+        return replace(spec, shape=tuple(shape))
+
+
+def part_of_sequence(whole: Tensor, dim: int, index: int, parts: int, *, name: str) -> Tensor:
+    """Return pieces ``index`` and ``2 * parts - 1 - index`` of twice ``parts`` pieces of a dim.
+
+    Raises ValueError for a size that is no multiple of twice ``parts``.
+    """
+    size = whole.shape[dim]
+    if size % (2 * parts) or size == 0:
+        raise ValueError(
+            f"input {name!r} expected a sequence, dim {dim}, of a multiple of {2 * parts} "
+            f"positions, as {parts} ranks have two pieces each, got {size}: pad it, with labels "
+            "that the loss ignores"
+        )
+    pieces = whole.chunk(2 * parts, dim)
+    return torch.cat([pieces[index], pieces[2 * parts - 1 - index]], dim)
 
 
 def leaves(batch: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
-from piper_runtime.batch import InputSpec
+from piper_runtime.batch import InputSpec, SequenceSpec
 from piper_runtime.errors import ProgramError
 from piper_runtime.loss_scale import LossScale
 from piper_runtime.mesh import Axis, CommSpec, Mesh
@@ -60,7 +60,8 @@ class BucketSpec:
     slots are sharded as the value is; else they are whole, padding included.
 
     ``varying_axes`` are those along which the members are shared out by themselves: what ranks hold
-    differs along them, and "whole" and ``numel`` are about the members' local parts, along ``varying_dim``.
+    differs along them, and "whole" and ``numel`` are about the members' local parts,
+    cut along ``varying_dim``.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Manifest:
     skips: bool = False
     """Whether a step whose gradient norm is not finite changes nothing."""
     loss_scale: float | LossScale | None = None
+    sequence: SequenceSpec | None = None
 
     @staticmethod
     def parse(text: str) -> Manifest:
@@ -227,7 +229,12 @@ def _parse(raw: Mapping[str, Any]) -> Manifest:
         },
         skips=raw.get("skip_nonfinite", False),
         loss_scale=_parse_loss_scale(raw.get("loss_scale")),
+        sequence=_parse_sequence(raw.get("sequence")),
     )
+
+
+def _parse_sequence(entry: Mapping[str, Any] | None) -> SequenceSpec | None:
+    return None if entry is None else SequenceSpec(**entry)
 
 
 def _parse_loss_scale(entry: float | Mapping[str, Any] | None) -> float | LossScale | None:
@@ -319,7 +326,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_shard(state: StateSpec, mesh: Mesh) -> None:
-    """Check that ranks along the axis of a state can hold equal parts of its dim 0."""
+    """Check that ranks along the axis of a state can hold equal parts of its dim."""
     if state.shard_axis is None:
         return
     where = f"state {state.name!r}"
@@ -356,6 +363,11 @@ def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], mesh: Mes
             raise ProgramError(
                 f"{where} expected members sharded over {list(bucket.varying_axes)}, its varying "
                 f"axes, got {name!r} over {list(axes)}"
+            )
+        if axes and states[name].shard_dim != bucket.varying_dim:
+            raise ProgramError(
+                f"{where} expected members sharded along dim {bucket.varying_dim}, its varying "
+                f"dim, got {name!r} along dim {states[name].shard_dim}"
             )
     numel = sum(states[name].numel for name in bucket.members) // mesh.size(bucket.varying_axes)
     if numel != bucket.numel:

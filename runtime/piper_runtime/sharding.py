@@ -8,8 +8,8 @@ The padding is at the end and zero. A member may lie on several ranks, and a ran
 several members.
 
 Before that, a state may be shared out along an axis by itself, such as experts: each rank along the
-axis has an equal part of its dim 0, which is one run of the whole tensor's elements. The members of
-such a bucket are these local parts, and ranks along the axis hold different flat tensors:
+axis has an equal part of one of its dims. The members of such a bucket are these local parts, and
+ranks along the axis hold different flat tensors:
 
     w: 4 x 2        ep 0: | 0 1 | 2 3 |    ep 1: | 4 5 | 6 7 |    a row per expert
     flat tensors    on each of them | w local: 4 elements | ... | padding |, cut as above
@@ -54,9 +54,12 @@ class Local:
             return whole
         return (*whole[: self.dim], whole[self.dim] // self.count, *whole[self.dim + 1 :])
 
-    def start(self, whole: tuple[int, ...]) -> int:
-        """Return where the part starts among the elements of the whole tensor."""
-        return self.index * prod(self.shape(whole))
+    def offsets(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return where the part starts in the whole tensor, along each dim."""
+        first = [0] * len(whole)
+        if self.count > 1:
+            first[self.dim] = self.index * (whole[self.dim] // self.count)
+        return tuple(first)
 
     def of(self, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor, a view; the tensor itself if it is all of it."""

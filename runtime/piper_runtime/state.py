@@ -97,10 +97,6 @@ class Bucket:
         """What this rank holds of the members, one behind the other in its part."""
         return self._pieces
 
-    def start_of(self, piece: Piece) -> int:
-        """Return where a piece starts among the elements of its whole member."""
-        return self.local.start(self.members[piece.index].shape) + piece.start
-
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of the value, if it has one."""

@@ -23,6 +23,7 @@ from piper_runtime.determinism import check_agreement, check_environment
 from piper_runtime.determinism import deterministic as deterministic_algorithms
 from piper_runtime.devices import device_for
 from piper_runtime.errors import ProgramError
+from piper_runtime.feed import feed_all, feed_one
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.gaps import Summary
 from piper_runtime.held import Held
@@ -398,13 +399,10 @@ class Trainer:
     def _shards(self, batch: Any) -> list[dict[str, Tensor]]:
         """Check the batch and cut it, on the device; on the first step compare it across ranks."""
         manifest = self._manifest
-        num_shards = manifest.mesh.size(manifest.data_axes) if self._is_local else 1
-        shards = batches.shards(
-            batch,
-            manifest.inputs,
-            num_shards=num_shards,
-            num_microbatches=manifest.microbatches,
-        )
+        if self._is_local:
+            shards = feed_all(batch, manifest)
+        else:
+            shards = [feed_one(batch, manifest, rank) for rank in self._homes]
         device = self.transport.device
         shards = [{name: value.to(device) for name, value in shard.items()} for shard in shards]
         if self.steps == self._first_step and not self._is_local:

@@ -91,5 +91,5 @@ def test_the_page_has_what_scripts_print(
     """If this fails, run the script and read the page again."""
     script.main(arguments)
     said = capsys.readouterr().out
-    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert said in blocks

@@ -14,7 +14,9 @@ from piper.strategy import Directive
 from piper_runtime import Program
 from piper_runtime.program import seal
 
-RELU = re.compile(r'(torch "aten\.relu\.default"\(%\w+\) facts )<pure, flops = \d+>')
+RELU = re.compile(
+    r'(torch "aten\.relu\.default"\(%\w+\) facts )<pure, flops = \d+, rule = "[^"]*">'
+)
 
 
 Show = Callable[[Program], dict[str, str]]

@@ -262,7 +262,10 @@ def test_options_that_make_no_sense_are_refused(
         (["--issue", "1e-6"], "--issue expected a prediction with --device or --profile"),
         (["--optimizer-bytes", "8"], "--optimizer-bytes expected a prediction with --device or"),
         (["--node", "8"], "--node expected a prediction with --device or --profile, got none"),
-        (["--device", "CPU"], "a prediction expected --link NAME for all axes, or a --device whose"),
+        (
+            ["--device", "CPU"],
+            "a prediction expected --link NAME for all axes, or a --device whose",
+        ),
         (["--device", "CPU", "--link", "pp=loopback"], "expected --link NAME for all axes, or a -"),
         (["--device", "H900", "--link", "nvlink"], "unknown device 'H900'"),
         (["--most", "0"], "--most expected at least 1, got 0"),

@@ -15,7 +15,12 @@ from piper.mlir.passmanager import PassManager
 LEVELS = ("step", "chunks", "cluster", "programs")
 """The levels that hold a module, in order."""
 FLAGS = {
-    "chunks": ["--piper-remat", "--piper-outline-chunks"],
+    "chunks": [
+        "--piper-remat",
+        "--piper-shard",
+        "--piper-partition",
+        "--piper-outline-chunks",
+    ],
     "cluster": ["--piper-record", "--piper-materialize"],
     "programs": ["--piper-lower"],
 }

@@ -277,3 +277,43 @@ piper.kernel @norm(%x: !x) -> (!x, !x) {
   %0, %1 = torch "aten.native_layer_norm_backward.default"(%x, [true]) facts <pure, mask = 1> : (!x) -> (!x, !x)
   return %0, %1 : !x, !x
 }
+
+// -----
+
+// A rule names each dim.
+!x = tensor<4x2xf32>
+piper.kernel @relu(%x: !x) -> (!x) {
+  // expected-error @+1 {{expected a rule that names each dim of operands and results, got "a -> a b"}}
+  %0 = torch "aten.relu.default"(%x) facts <pure, rule = "a -> a b"> : (!x) -> !x
+  return %0 : !x
+}
+
+// -----
+
+// It has an arrow.
+!x = tensor<4x2xf32>
+piper.kernel @relu(%x: !x) -> (!x) {
+  // expected-error @+1 {{expected a rule that names each dim of operands and results, got "a b"}}
+  %0 = torch "aten.relu.default"(%x) facts <pure, rule = "a b"> : (!x) -> !x
+  return %0 : !x
+}
+
+// -----
+
+// It names dims of all operands.
+!x = tensor<4x2xf32>
+piper.kernel @add(%x: !x) -> (!x) {
+  // expected-error @+1 {{expected a rule that names each dim of operands and results, got "a b -> a b"}}
+  %0 = torch "aten.add.Tensor"(%x, %x) facts <pure, rule = "a b -> a b"> : (!x, !x) -> !x
+  return %0 : !x
+}
+
+// -----
+
+// A size is an argument, or an element of one.
+!x = tensor<4x2xf32>
+piper.kernel @slice(%x: !x) -> (!x) {
+  // expected-error @+1 {{expected argument 2 to give the size of a, as its rule "a b -> a b; 2 = a" says}}
+  %0 = torch "aten.slice.Tensor"(%x, 0) facts <view, rule = "a b -> a b; 2 = a"> : (!x) -> !x
+  return %0 : !x
+}

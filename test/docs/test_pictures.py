@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from piper.cli import main
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "dualpipev.svg"
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "docs" / "dualpipev.svg"
 Drawing = tuple[list[str | None], list[str], list[float]]
 
 
@@ -45,3 +48,17 @@ def test_another_schedule_is_another_drawing(tmp_path: Path) -> None:
     assert draw(tmp_path, "--ranks", "4", "--microbatches", "11")[0] != known[0]
     slower = draw(tmp_path, "--ranks", "4", "--microbatches", "10", "--cost", "F=1,I=1,W=1.1")
     assert slower[2] != pytest.approx(known[2], abs=0.1)
+
+
+@pytest.mark.slow
+def test_experts_are_as_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, draw it again: docs/experts.md says by which commands."""
+    script = str(ROOT / "docs" / "experts.py")
+    subprocess.run([sys.executable, script, "out"], cwd=tmp_path, capture_output=True, check=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "out", "--device", "h800", "--gantt", "experts.svg"]) == 0
+    texts, fills, numbers = drawn(tmp_path / "experts.svg")
+    known_texts, known_fills, known_numbers = drawn(ROOT / "docs" / "experts.svg")
+    assert texts == known_texts
+    assert fills == known_fills
+    assert numbers == pytest.approx(known_numbers, abs=0.1)

@@ -47,7 +47,7 @@ def program(own_pass: ModuleType) -> Program:
 
 def test_code_is_that_of_the_example(program: Program) -> None:
     directive, function, kernel = blocks("python")
-    assert directive in EXAMPLE
+    assert f" {directive.strip()},\n" in EXAMPLE
     assert function in EXAMPLE
     head, *lines = without_hash(kernel).splitlines()
     _, found, body = without_hash(program.texts["kernels.py"]).partition(head)

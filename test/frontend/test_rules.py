@@ -206,6 +206,22 @@ def indices(*shape: int) -> Tensor:
     return torch.randint(5, shape)
 
 
+def places(rows: int) -> Tensor:
+    """Three places of five in each row."""
+    return torch.stack([torch.randperm(5)[:3] for _ in range(rows)])
+
+
+def labelled(rows: int) -> tuple[Tensor, Tensor]:
+    labels = indices(rows)
+    labels[0] = -100
+    return values(rows, 5), labels
+
+
+def unlabelled(rows: int) -> Args:
+    scores, labels = labelled(rows)
+    return values(), scores, labels, None, 2, -100, values()
+
+
 def looked_up(rows: int, columns: int, width: int, scaled: bool = False) -> Args:
     return values(rows, columns, width), indices(rows, columns), 5, -1, scaled
 
@@ -225,6 +241,20 @@ def attended(batch: int, mask: tuple[int, ...] | None = None) -> Args:
     q, k, v = values(batch, 8, 3, 4), values(batch, 2, 5, 4), values(batch, 2, 5, 6)
     hidden = None if mask is None else values(*mask)
     return q, k, v, hidden, hidden is None, 0.5, 2 if hidden is None else 0
+
+
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def alike(batch: int) -> list[Tensor]:
+    return [values(batch, 4, 3, 6) for _ in "qkv"]
+
+
+def alike_gradient(batch: int) -> Args:
+    q, k, v = alike(batch)
+    out, lse = FLASH.default(q, k, v, 0.0, True)
+    return values(*out.shape), q, k, v, out, lse, 0.0, True
 
 
 def attention_gradient(batch: int) -> Args:
@@ -291,6 +321,22 @@ ROWS = [
     Row(aten._log_softmax.default, lambda s: (values(s(), 3), -1, False), "a"),
     Row(aten._softmax_backward_data.default, lambda s: (*twice(s), 1, torch.float64), "a"),
     Row(aten._log_softmax_backward_data.default, lambda s: (*twice(s), 0, torch.float64), "b"),
+    Row(aten.cumsum.default, lambda s: (values(s(), 3), 1), "a"),
+    Row(aten.topk.default, lambda s: (values(s(), 3, s()), 2, 1), "a c"),
+    Row(aten.sort.default, lambda s: (values(s(), 3),), "a"),
+    Row(aten.gather.default, lambda s: (values(n := s(), 5), -1, indices(n, 3)), "a"),
+    Row(aten.scatter.src, lambda s: (values(n := s(), 5), 1, places(n), values(n, 3)), "a"),
+    Row(aten.scatter.value, lambda s: (values(n := s(), 5), 1, places(n), 2.0), "a"),
+    Row(aten.scatter_add.default, lambda s: (values(n := s(), 5), 1, places(n), values(n, 3)), "a"),
+    Row(aten.slice_scatter.default, lambda s: (values(n := s(), 5), values(n, 2), 1, 1, 3), "a"),
+    Row(aten.copy.default, lambda s: twice(s), "a b"),
+    Row(aten.zeros_like.default, lambda s: (values(s(), s()),), "a b"),
+    Row(aten.ones_like.default, lambda s: (values(s(), s()),), "a b"),
+    Row(aten.full_like.default, lambda s: (values(s(), s()), 3.0), "a b"),
+    Row(aten.new_zeros.default, lambda s: (values(s()), [s(), 3]), ""),
+    Row(aten.new_empty.default, lambda s: (values(s()), [s(), 0]), ""),
+    Row(aten.nll_loss_forward.default, lambda s: (*labelled(s()), None, 2, -100), "n"),
+    Row(aten.nll_loss_backward.default, lambda s: unlabelled(s()), "n"),
     Row(aten.embedding.default, lambda s: (values(5, s()), indices(s(), s())), "a b w"),
     Row(aten.embedding_dense_backward.default, lambda s: looked_up(s(), s(), s()), "a b w"),
     Row(aten.embedding_dense_backward.default, lambda s: looked_up(s(), s(), s(), True), "w"),
@@ -299,6 +345,8 @@ ROWS = [
     Row(aten.native_layer_norm_backward.default, lambda s: norm_gradient(s(), s()), "a b"),
     Row(own.attention.default, lambda s: attended(s()), "b h e"),
     Row(own.attention.default, lambda s: attended(s(), mask=(1, 1, 3, 5)), "b h e"),
+    Row(FLASH.default, lambda s: (*alike(s()), 0.0, True), "b h", tied="e"),
+    Row(FLASH_BACKWARD.default, lambda s: alike_gradient(s()), "b h"),
     Row(own.attention_backward.default, lambda s: attention_gradient(s()), "b h"),
     Row(aten.elu_backward.default, elu_args, "a b"),
     Row(aten.hardsigmoid_backward.default, lambda s: twice(s), "a b"),
@@ -410,9 +458,11 @@ def test_all_pointwise_ops_work_on_parts() -> None:
     ("op", "args"),
     [
         (aten.view.default, (values(4, 0), [0])),
-        (aten.sort.default, (values(4, 6),)),
+        (aten.gather.default, (values(5, 6), 0, indices(4, 2))),
+        (aten.nll_loss_forward.default, (*labelled(4), None, 1, -100)),
+        (aten.nll_loss_forward.default, (*labelled(4), values(5), 2, -100)),
+        (aten.nll_loss_forward.default, (values(5), indices(), None, 2, -100)),
         (aten.bernoulli.default, (values(4, 6),)),
-        (aten.topk.default, (values(4, 6), 2)),
         (aten.cat.default, ([values(4, 6), values(0)],)),
         (aten.equal.default, (values(4, 6), values(4, 6))),
     ],

@@ -52,8 +52,8 @@ class Plain(nn.Module):
         self.act_fn = nn.GELU()
 
     def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        rows = torch.einsum("td,edh->teh", hidden, self.up_proj)
-        rows = torch.einsum("teh,ehd->ted", self.act_fn(rows), self.down_proj)
+        rows = torch.einsum("td,edj->tej", hidden, self.up_proj)
+        rows = torch.einsum("tej,ejd->ted", self.act_fn(rows), self.down_proj)
         chosen = functional.one_hot(index, EXPERTS).to(hidden.dtype) * weights[:, :, None]
         norm: Tensor = self.post_expert_norm(rows)
         return torch.einsum("tke,ted->td", chosen, norm)

@@ -52,7 +52,7 @@ class Sharded(Case):
 
     def replicate(self, reduce_dtype: torch.dtype | None) -> Directive:
         """See `Case`."""
-        axes = [name for name in self.mesh if name != "pp"]
+        axes = [name for name in self.mesh if name not in ("pp", "tp")]
         shard = [name for name in axes if name != "dp_replicate"]
         return piper.replicate(
             axis=axes,

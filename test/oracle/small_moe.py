@@ -9,7 +9,7 @@ are three choices each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,7 +17,7 @@ import piper
 import torch
 import torch.nn.functional as F
 from oracle import randomize, sgd
-from piper.strategy import Overlap, Remat
+from piper.strategy import Directive, Overlap, Remat
 from piper_runtime.optimizer import OptimizerFactory
 from sharded import Sharded
 from strategies import Captures
@@ -168,12 +168,13 @@ class Experted(Sharded):
         *,
         tags: Mapping[str, str] = TAGS,
         experts: str = EXPERT_STATES,
+        more: Iterable[Directive] = (),
     ) -> piper.Strategy:
         """The whole strategy, for a model with these annotations and names of experts' weights."""
-        whole = self.strategy(tags, factory, clip=CLIP if factory else None, stages=self.stages)
         shard = piper.shard(experts, axis="ep", capacity=self.capacity)
-        more = [shard, *(given for given in (self.remat, self.overlap) if given)]
-        return piper.Strategy(whole.mesh, [*whole.directives, *more])
+        more = [shard, *(given for given in (self.remat, self.overlap) if given), *more]
+        clip = CLIP if factory else None
+        return self.strategy(tags, factory, clip=clip, stages=self.stages, more=more)
 
 
 def batches(case: Experted, *, steps: int = 3) -> list[Batch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -45,12 +45,14 @@ class Case:
         dims: Mapping[str, int | None] | None = None,
         stages: int | tuple[int, ...] | None = None,
         reduce_dtype: torch.dtype | None = None,
+        more: Iterable[Directive] = (),
     ) -> piper.Strategy:
         """The whole strategy, for a model with these annotations."""
         directives: list[Directive] = [
             piper.annotate(tags),
             piper.split(microbatches=self.microbatches, dims=dims),
             piper.order(self.schedule),
+            *more,
         ]
         if self.pp:
             directives.append(piper.place(stages=stages or self.pp))

@@ -20,7 +20,7 @@ from torch import nn
 
 LAYERS = 2
 REDUCTIONS: tuple[Reduce, ...] = ("last", "each")
-POLICY = "B B.dispatch F F.counts B1 F.dispatch B.collect F1 F.collect B2 F2"
+POLICY = "B B.dispatch F F.counts F.dispatch B1 B.collect F1 F.collect B2 F2"
 TEMPLATE = "F F.counts B B.dispatch F.dispatch B1 B.collect F1 F.collect B2 F2"
 BF16_BOUND = 2.0**-5  # four times the distance from 1 to the next number
 NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")

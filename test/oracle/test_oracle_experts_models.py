@@ -43,18 +43,21 @@ def test_training_equals_plain_pytorch(name: str, case: Experted, layers: int) -
     check_steps(found, expected, bound=bound)
 
 
-def test_auxiliary_loss_is_refused() -> None:
-    """It couples the tokens of a batch, so sums over microbatches would not be what it says."""
+@pytest.mark.parametrize(
+    ("part", "message"), [("loss", "several terms"), ("aux_loss", "sums over the examples")]
+)
+def test_auxiliary_loss_is_refused(part: str, message: str) -> None:
+    """It couples the tokens of a batch, so that it would be another one in every microbatch."""
+
+    def balanced_loss(model: nn.Module, batch: hf_models.Batch) -> Tensor:
+        """What keeps routers using all experts alike: beside the cross-entropy, or alone."""
+        ids, labels = batch["ids"], batch["labels"]
+        given = model(input_ids=ids, labels=labels, output_router_logits=True, use_cache=False)
+        loss: Tensor = given[part]
+        return loss
+
     case = CASES["1F1B"][0]
     model, batch = moe_models.qwen3_moe(2).double(), hf_models.make_batch(case)
     balanced_loss(model, batch)  # transformers installs hooks, which capture could not
-    with pytest.raises(piper.CaptureError, match=r"modeling_qwen3_moe.py:\d+: .*several terms"):
+    with pytest.raises(piper.CaptureError, match=rf"modeling_qwen3_moe.py:\d+: .*{message}"):
         piper.compile(model, balanced_loss, case.plan(tags=TAGS, experts=EXPERT_STATES), batch)
-
-
-def balanced_loss(model: nn.Module, batch: hf_models.Batch) -> Tensor:
-    """What transformers adds to the mean cross-entropy, so that routers use all experts alike."""
-    loss: Tensor = model(
-        input_ids=batch["ids"], labels=batch["labels"], output_router_logits=True, use_cache=False
-    ).loss
-    return loss

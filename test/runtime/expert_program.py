@@ -7,6 +7,8 @@ replicated everywhere. The texts are what the compiler emits.
     edp 3 x ep 2, bucket of experts    ep 0: weights, biases, scales of experts 0 and 1: 14 elements
                                        ep 1: those of experts 2 and 3
     ZeRO                               each cut along edp: 5, 5 and 4 elements
+
+With ``dim`` 1 states have experts as columns, and those of a rank are no run of elements.
 """
 
 from __future__ import annotations
@@ -29,6 +31,12 @@ MEMBERS = {
     "experts.bias": [EXPERTS, COLUMNS],
     "experts.scale": [EXPERTS],
 }
+TURNED = {
+    "experts.weight": [COLUMNS, EXPERTS],
+    "experts.bias": [COLUMNS, EXPERTS],
+    "experts.scale": [1, EXPERTS],
+}
+SHAPES = (MEMBERS, TURNED)  # by dim
 ELEMENTS = sum(map(prod, MEMBERS.values()))
 
 CHUNKS = """\
@@ -37,21 +45,26 @@ from piper_runtime.program import chunk
 from . import kernels as k
 
 
+def members(p):
+    w, b, s = p[:W].view(SHAPE), p[W:2 * W].view(SHAPE), p[2 * W:2 * W + LOCAL].view(LOCAL, 1)
+    return w TURN, b TURN, s
+
+
 @chunk(results=2)
 def experts_F(rows, p):
     x = rows.view(EP, LOCAL, 3)
-    w, b, s = p[:W].view(LOCAL, 3), p[W:2 * W].view(LOCAL, 3), p[2 * W:2 * W + LOCAL].view(LOCAL, 1)
+    w, b, s = members(p)
     y = (x * w + b) * s
     return y.view(-1, 3), x.clone()
 
 
 @chunk(results=2)
 def experts_B(dy, x, p):
-    w, b, s = p[:W].view(LOCAL, 3), p[W:2 * W].view(LOCAL, 3), p[2 * W:2 * W + LOCAL].view(LOCAL, 1)
+    w, b, s = members(p)
     dy = dy.view(EP, LOCAL, 3)
     ds = (dy * (x * w + b)).sum((0, 2))
     da = dy * s
-    return (da * w).view(-1, 3), ((da * x).sum(0), da.sum(0), ds)
+    return (da * w).view(-1, 3), ((da * x).sum(0) TURN, da.sum(0) TURN, ds.view(SCALE))
 
 
 @chunk(results=3)
@@ -70,12 +83,13 @@ def loss_B(t, d, y, g):
 
 @dataclass(frozen=True)
 class Experts:
-    """A strategy: sizes of edp and ep, ZeRO stage (0, 1 or 3), clipping."""
+    """A strategy: sizes of edp and ep, ZeRO stage (0, 1 or 3), clipping; the dim of experts."""
 
     edp: int = 3
     ep: int = 2
     zero: int = 0
     clip: float | None = None
+    dim: int = 0
 
     @property
     def ranks(self) -> int:
@@ -94,12 +108,15 @@ class Experts:
 
     def __str__(self) -> str:
         """Return ``zero1-edp3xep2``."""
-        return f"zero{self.zero}-edp{self.edp}xep{self.ep}"
+        columns = "-columns" if self.dim else ""
+        return f"zero{self.zero}-edp{self.edp}xep{self.ep}{columns}"
 
 
 def expert_program(strategy: Experts) -> Program:
     """Return the program of a strategy."""
-    chunks = CHUNKS.replace("EP", str(strategy.ep)).replace("LOCAL", str(strategy.local))
+    shape, scale, turn = (("LOCAL, 3", "LOCAL", ""), ("3, LOCAL", "1, LOCAL", ".t()"))[strategy.dim]
+    chunks = CHUNKS.replace("SHAPE", shape).replace("SCALE", scale).replace(" TURN", turn)
+    chunks = chunks.replace("EP", str(strategy.ep)).replace("LOCAL", str(strategy.local))
     chunks = chunks.replace("2 * W", str(6 * strategy.local)).replace("W", str(3 * strategy.local))
     texts = {
         "kernels.py": "",
@@ -170,9 +187,10 @@ def _collective(kind: str, result: str, operand: str, comm: str) -> Iterator[str
 
 def manifest_of(strategy: Experts) -> dict[str, Any]:
     """Return the manifest of a strategy, not sealed."""
-    shared = {"shard_axis": "ep", "shard_dim": 0} if strategy.ep > 1 else {}
+    shared = {"shard_axis": "ep", "shard_dim": strategy.dim} if strategy.ep > 1 else {}
     rest = {"kind": "parameter", "trainable": True, "aliases": [], "dtype": "float64"}
-    states = [{"name": name, "shape": shape, **rest, **shared} for name, shape in MEMBERS.items()]
+    shapes = SHAPES[strategy.dim]
+    states = [{"name": name, "shape": shape, **rest, **shared} for name, shape in shapes.items()]
     states.append({"name": "gain", "shape": [COLUMNS], **rest})
     slots = {
         "dtype": "float64",
@@ -202,7 +220,7 @@ def manifest_of(strategy: Experts) -> dict[str, Any]:
                 "numel": ELEMENTS // strategy.ep,
                 "shard_axes": ["edp"] if zero else [],
                 **slots,
-                **({"varying_axes": ["ep"]} if strategy.ep > 1 else {}),
+                **({"varying_axes": ["ep"], "varying_dim": strategy.dim} if shared else {}),
             },
             {
                 "name": "gain$b",
@@ -228,18 +246,20 @@ def manifest_of(strategy: Experts) -> dict[str, Any]:
 class ExpertModel(nn.Module):
     """The model of the programs, in plain PyTorch."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, dim: int = 0) -> None:
         super().__init__()
+        self.dim = dim
         generator = torch.Generator().manual_seed(seed)
         self.experts = nn.Module()
-        for name, shape in MEMBERS.items():
+        for name, shape in SHAPES[dim].items():
             value = torch.randn(shape, generator=generator, dtype=torch.float64)
             self.experts.register_parameter(name.removeprefix("experts."), nn.Parameter(value))
         self.gain = nn.Parameter(torch.randn(COLUMNS, generator=generator, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias, scale = (self.get_parameter(name) for name in MEMBERS)
-        y = (x.view(-1, EXPERTS, COLUMNS) * weight + bias) * scale[:, None]
+        w, b, s = (weight.t(), bias.t(), scale[0]) if self.dim else (weight, bias, scale)
+        y = (x.view(-1, EXPERTS, COLUMNS) * w + b) * s[:, None]
         return y.view(x.shape) * self.gain
 
 

@@ -25,6 +25,17 @@ def test_boxes_are_the_elements_in_order(data: st.DataObject, shape: tuple[int, 
     assert len(found) <= max(1, 2 * len(shape) - 1)
 
 
+def test_boxes_of_a_part_are_boxes_of_the_whole() -> None:
+    """The last two of three parts of the columns, without their first element."""
+    found = [box.moved((0, 2)) for box in boxes((2, 4), 1, 8)]
+    whole = torch.arange(12).view(2, 6)
+    parts = [
+        whole[tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))]
+        for box in found
+    ]
+    assert [x for part in parts for x in part.flatten().tolist()] == [3, 4, 5, 8, 9, 10, 11]
+
+
 def test_the_picture() -> None:
     expected = [Box((1, 1), (1, 3)), Box((2, 0), (2, 4)), Box((4, 0), (1, 2))]
     assert [*boxes((5, 4), 5, 18)] == expected

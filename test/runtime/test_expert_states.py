@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,13 @@ BEFORE, AFTER, RANKS = 2, 2, 6
 WORKER = Path(__file__).with_name("expert_worker.py")
 MESHES = [(3, 2), (1, 2), (2, 4), (1, 4), (2, 1)]
 MATRIX = [Experts(edp, ep, zero) for edp, ep in MESHES for zero in (0, 1, 3)]
+MATRIX += [Experts(edp, ep, zero, dim=1) for edp, ep in ((3, 2), (1, 4)) for zero in (0, 1, 3)]
 Change = Callable[[dict[str, Any]], None]
 
 
 def start(strategy: Experts, factory: OptimizerFactory = make_adamw, **options: Any) -> Trainer:
-    given: dict[str, Any] = {"transport": LocalTransport(seed=1), "model": ExpertModel()}
+    model = ExpertModel(dim=strategy.dim)
+    given: dict[str, Any] = {"transport": LocalTransport(seed=1), "model": model}
     return Trainer(expert_program(strategy), optimizer=factory, **(given | options))
 
 
@@ -58,7 +61,7 @@ def close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def train_as_plain(strategy: Experts, factory: OptimizerFactory) -> None:
     """Take some steps in plain PyTorch as well; compare loss, gradients and state of each."""
-    plain, trainer = ExpertModel(), start(strategy, factory)
+    plain, trainer = ExpertModel(dim=strategy.dim), start(strategy, factory)
     optimizer = factory(list(plain.parameters()))
     for step in range(3):
         batch = make_batch(step, strategy.ranks)
@@ -97,13 +100,14 @@ def test_gradients_are_clipped_by_the_norm_of_all_experts(zero: int) -> None:
 @pytest.mark.parametrize("strategy", MATRIX, ids=str)
 def test_a_rank_holds_its_experts_only(strategy: Experts) -> None:
     """And of them its part, if ZeRO shares them out further."""
-    trainer, model = start(strategy), ExpertModel()
+    trainer, model = start(strategy), ExpertModel(dim=strategy.dim)
     local = ELEMENTS // strategy.ep
     parts = strategy.edp if strategy.zero else 1
     for rank, home in trainer._homes.items():
         bucket, index = home.buckets["experts$b"], rank % strategy.ep
-        experts = slice(index * strategy.local, (index + 1) * strategy.local)
-        whole = [model.get_parameter(name).detach()[experts].reshape(-1) for name in MEMBERS]
+        members = [model.get_parameter(name).detach() for name in MEMBERS]
+        own = [whole.chunk(strategy.ep, strategy.dim)[index] for whole in members]
+        whole = [part.reshape(-1) for part in own]
         held = torch.cat([torch.cat(whole), torch.zeros(-local % parts).double()])
         place = rank // strategy.ep if strategy.zero else 0
         assert torch.equal(bucket.value, held.chunk(parts)[place])
@@ -126,11 +130,15 @@ def test_first_values_of_an_init_are_those_of_the_whole(tmp_path: Path) -> None:
 def test_parts_have_places_in_the_whole() -> None:
     local = Local(2, 4)
     assert local.shape((8, 3, 5)) == (2, 3, 5)
-    assert local.start((8, 3, 5)) == 2 * 30
+    assert local.offsets((8, 3, 5)) == (4, 0, 0)
+    columns = Local(2, 3, dim=1)
+    assert columns.shape((8, 6, 5)) == (8, 2, 5)
+    assert columns.offsets((8, 6, 5)) == (0, 4, 0)
+    assert torch.equal(columns.of(torch.arange(12).view(2, 6)), torch.tensor([[4, 5], [10, 11]]))
     assert torch.equal(local.of(torch.arange(8)), torch.tensor([4, 5]))
     whole = torch.zeros(())
     assert Local().of(whole) is whole
-    assert (Local().shape(()), Local().start(())) == ((), 0)
+    assert (Local().shape(()), Local().offsets(())) == ((), ())
 
 
 def test_whole_states_come_one_bucket_at_a_time() -> None:
@@ -150,17 +158,19 @@ def run(trainer: Trainer, steps: int) -> list[float]:
 
 
 SIX = [Experts(edp, ep, zero) for edp, ep in ((3, 2), (6, 1)) for zero in (0, 1, 3)]
+COLUMNS = [replace(strategy, dim=1) for strategy in SIX]
 
 
-@pytest.mark.parametrize("before", SIX, ids=str)
-@pytest.mark.parametrize("after", SIX, ids=str)
+@pytest.mark.parametrize(
+    ("before", "after"), [*product(SIX, repeat=2), *product(COLUMNS, repeat=2)], ids=str
+)
 def test_another_layout_goes_on(before: Experts, after: Experts, tmp_path: Path) -> None:
     """The same six ranks with data, so the losses must be those of a run without a break."""
     factory = make_sgd if before.zero == after.zero else make_adamw
     first = start(before, factory)
     run(first, BEFORE)
     first.save(tmp_path / "it")
-    second = start(after, factory, model=ExpertModel(seed=1))
+    second = start(after, factory, model=ExpertModel(seed=1, dim=after.dim))
     second.load(tmp_path / "it")
     assert second.steps == BEFORE
     assert same(second.full_state_dict(), first.full_state_dict())
@@ -168,11 +178,15 @@ def test_another_layout_goes_on(before: Experts, after: Experts, tmp_path: Path)
     close(second.full_state_dict(), first.full_state_dict())
 
 
+@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("zero", [0, 1, 3])
-def test_there_and_back_changes_nothing(zero: int, tmp_path: Path) -> None:
+def test_there_and_back_changes_nothing(zero: int, dim: int, tmp_path: Path) -> None:
     """Values and what the optimizer keeps, to the bit, over four ways of holding them."""
     way = [Experts(3, 2, zero), Experts(2, 4, 3), Experts(1, 1), Experts(3, 2, zero)]
-    trainers = [start(strategy, model=ExpertModel(seed=n)) for n, strategy in enumerate(way)]
+    trainers = [
+        start(replace(strategy, dim=dim), model=ExpertModel(seed=n, dim=dim))
+        for n, strategy in enumerate(way)
+    ]
     run(trainers[0], BEFORE)
     for number, (one, other) in enumerate(pairwise(trainers)):
         one.save(tmp_path / str(number))
@@ -180,7 +194,9 @@ def test_there_and_back_changes_nothing(zero: int, tmp_path: Path) -> None:
     assert same(everything(trainers[-1]), everything(trainers[0]))
 
 
-@pytest.mark.parametrize("strategy", [Experts(3, 2, 3), Experts(2, 4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [Experts(3, 2, 3), Experts(2, 4, 0), Experts(3, 2, 1, dim=1)], ids=str
+)
 def test_torch_reads_whole_experts_by_name(strategy: Experts, tmp_path: Path) -> None:
     trainer = start(strategy)
     trainer.step(make_batch(0, strategy.ranks))
@@ -226,7 +242,11 @@ def of_bucket(**entries: Any) -> Change:
     [
         (
             of_state(shard_dim=1),
-            r"state 'experts.weight' expected to be sharded along dim 0, .* got dim 1",
+            r"'experts.weight' expected a dim 1 divisible by 2, .* 'ep', got shape \(4, 3\)",
+        ),
+        (
+            of_state(shard_dim=1, shape=[2, 6]),
+            r"'experts\$b' expected members sharded along dim 0, .* got 'experts.weight' along dim 1",
         ),
         (
             of_state(shard_axis="tp"),

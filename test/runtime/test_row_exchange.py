@@ -219,7 +219,7 @@ def test_sizes_say_the_shape_and_the_bytes() -> None:
         (
             [[1, 4], [2, 1]],
             {"bound": 2},
-            r"at most 2 rows, got 3: \[2, 1\] from ranks 4, 5; a larg",
+            r"at most 2 rows, got 3: \[2, 1\] from ranks 4, 5; a large",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_op_and_call() -> None:
     directive = make(name="layers.*", rate=0.5, count=-3, on=True)
     assert directive.op() == (
         'piper.do.user_pass "passes_of_a_user:typed" at "step" options {"name" = "layers.*", '
-        '"rate" = 5.000000e-01, "count" = -3, "on" = true}'
+        '"rate" = 0.5, "count" = -3, "on" = true}'
     )
     assert repr(directive) == (
         "user_pass('passes_of_a_user:typed', at='step', name='layers.*', rate=0.5, count=-3, "

@@ -49,6 +49,10 @@ def emit_manifest(
     }
     if update is not None and "skip_nonfinite" in update.attributes:
         manifest["skip_nonfinite"] = True
+    if symbols.sequence is not None:
+        axis, dims = symbols.sequence
+        parts = next(size for name, size, _ in symbols.axes if name == axis)
+        manifest["sequence"] = {"axis": axis, "dims": dims, "parts": parts}
     if symbols.loss_scale:
         manifest["loss_scale"] = _loss_scale(*symbols.loss_scale)
     if captured is not None:

@@ -88,6 +88,21 @@ class Symbols:
         return next((op for op in directives if op.name == "piper.do.update"), None)
 
     @cached_property
+    def sequence(self) -> tuple[str, dict[str, int]] | None:
+        """The manual axis along which ranks share out the sequence, and the dim of each input."""
+        roles = {name: role for name, _, role in self.axes}
+        for strategy in self.all("strategy"):
+            for view in strategy.regions[0].blocks[0].operations:
+                op = view.operation
+                if op.name != "piper.do.sequence":
+                    continue
+                axis = ir.StringAttr(op.attributes["axis"]).value
+                if roles.get(axis) == "manual":
+                    dims = ir.DictAttr(op.attributes["dims"])
+                    return axis, {e.name: ir.IntegerAttr(e.attr).value for e in dims}
+        return None
+
+    @cached_property
     def loss_scale(self) -> tuple[float, ...]:
         """One number that stays; initial, growth, backoff and interval of one that changes; or
         nothing.

@@ -17,6 +17,7 @@ from piper.frontend.data import (
     StateSpec,
     Tag,
 )
+from piper.frontend.rules import register_rule
 
 __all__ = [
     "Capture",
@@ -31,4 +32,5 @@ __all__ = [
     "annotate_context",
     "capture",
     "capture_eval",
+    "register_rule",
 ]

@@ -1,6 +1,6 @@
 """Products and biases as two ops: a bias is added once, also where ranks hold terms of the product.
 
-    addmm(bias, a, b)    ->    add(mm(a, b), bias)
+`addmm(bias, a, b)` becomes `add(mm(a, b), bias)`.
 """
 
 from __future__ import annotations

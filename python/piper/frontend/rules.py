@@ -25,13 +25,16 @@ from typing import Final
 
 import piper_runtime.ops  # noqa: F401  (registers the ops below)
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._ops import OpOverload
 
-from piper.frontend.rule_text import argument, fresh_names, results, rule_text, shapes, take
+from piper.frontend.attention_rules import ATTENTION_RULES
+from piper.frontend.rule_checks import canonical, check_call, find_problems
+from piper.frontend.rule_text import fresh_names, results, rule_text, shapes, take
 from piper.frontend.shape_rules import SHAPE_RULES
+from piper.frontend.whole_rules import WHOLE_RULES
 
-__all__ = ["rule_of"]
+__all__ = ["register_rule", "rule_of"]
 
 aten = torch.ops.aten
 own = torch.ops.piper
@@ -64,6 +67,10 @@ _POINTWISE: Final = frozenset(
         aten._to_copy.default,
         aten.detach.default,
         aten.alias.default,
+        aten.copy.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.full_like.default,
         aten.elu_backward.default,
         aten.hardsigmoid_backward.default,
         aten.hardswish_backward.default,
@@ -87,6 +94,41 @@ _LINEAR: Final = frozenset(
 _SCALED: Final = frozenset({aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar})
 
 
+_registered: Final[dict[OpOverload, str]] = {}
+
+
+def register_rule(op: OpOverload, rule: str) -> None:
+    """Say how the dims of an op's operands belong to those of its results, as the top tells.
+
+        piper.register_rule(torch.ops.mine.scaled_mm.default, "m k, k n,  -> m n; sum k")
+
+    On parts of a factor the op then makes parts of the results, or terms of their sum if `sum` says
+    so; a part of any other dim is made whole before. It holds for models that are compiled from
+    then on. What the op computes is not looked at.
+
+    Raises:
+        TypeError: what is no overload of an op.
+        ValueError: an op that writes to its arguments or has a rule; a malformed rule, or one for
+            other numbers of operands and results than the op has.
+    """
+    if not isinstance(op, OpOverload):
+        raise TypeError(
+            "register_rule expected an op and its overload, such as torch.ops.mine.scale.default, "
+            f"got {op!r}"
+        )
+    for problem in find_problems(op, rule):
+        raise ValueError(f"register_rule of {op} expected {problem}")
+    if op._schema.is_mutable:
+        raise ValueError(f"register_rule of {op} expected an op that writes to no argument")
+    text = canonical(rule)
+    if op in _FIXED or op in _BY_NODE or op in _POINTWISE or torch.Tag.pointwise in op.tags:
+        raise ValueError(f"register_rule of {op} expected an op for which Piper has no rule")
+    if _registered.setdefault(op, text) != text:
+        raise ValueError(
+            f"register_rule of {op} expected one rule, got {text!r} and before {_registered[op]!r}"
+        )
+
+
 def rule_of(node: fx.Node) -> str | None:
     """Return the rule of an op node of a capture, at the shapes that it has there; or None."""
     op = node.target
@@ -96,6 +138,9 @@ def rule_of(node: fx.Node) -> str | None:
         return _FIXED[op]
     if op in _BY_NODE:
         return _BY_NODE[op](node)
+    if op in _registered:
+        check_call(node, _registered[op])
+        return _registered[op]
     random = torch.Tag.nondeterministic_seeded in op.tags
     if op in _POINTWISE or (torch.Tag.pointwise in op.tags and not random):
         return _pointwise(node)
@@ -139,89 +184,11 @@ def _with_bias(node: fx.Node) -> str:
     return rule_text([broadcast, ["m", "k"], ["k", "n"]], [["m", "n"]])
 
 
-def _within(node: fx.Node) -> str:
-    """Keep a dim whole: that of a softmax."""
-    sides = shapes(node)
-    fresh = fresh_names()
-    names = take(fresh, len(sides[0]))
-    dim = argument(node, "dim")
-
-    def whole() -> list[str]:
-        own_names = list(names)
-        if own_names:
-            own_names[dim] = next(fresh)
-        return own_names
-
-    return rule_text([whole() for _ in sides], [whole()])
-
-
-def _embedded(node: fx.Node) -> str:
-    """Look rows up in a whole table."""
-    index = take(fresh_names(), len(shapes(node)[1]))
-    return rule_text([["v", "w"], index], [[*index, "w"]])
-
-
-def _embedding_gradient(node: fx.Node) -> str:
-    """Sum over everything that looked a row up, unless rows are scaled by how often that was."""
-    index = take(fresh_names(), len(shapes(node)[1]))
-    sums = [] if argument(node, "scale_grad_by_freq") else [f"sum {name}" for name in index]
-    return rule_text([[*index, "w"], index], [["v", "w"]], ["2 = v", *sums])
-
-
-def _normalized(node: fx.Node) -> str:
-    """Keep the dims of a layer norm whole; of its weight and bias, gradients are sums."""
-    sides = shapes(node)
-    num_whole = len(argument(node, "normalized_shape"))
-    fresh = fresh_names()
-    rows = take(fresh, sum(1 for _ in sides[0]) - num_whole)
-
-    def whole() -> list[str]:
-        return take(fresh, num_whole)
-
-    ones = [*rows, *(["1"] * num_whole)]
-    if node.target is aten.native_layer_norm.default:
-        rest = [whole() for _ in sides[1:]]
-        return rule_text([[*rows, *whole()], *rest], [[*rows, *whole()], ones, ones])
-    rest = [whole() for _ in sides[4:]]
-    operands = [[*rows, *whole()], [*rows, *whole()], ones, ones, *rest]
-    sums = [f"sum {name}" for name in rows]
-    return rule_text(operands, [[*rows, *whole()], whole(), whole()], sums)
-
-
-def _attended(node: fx.Node) -> str:
-    """Share out batch and heads: those of keys and values with the heads of queries they serve."""
-    q, k, v = "b h s d", "b h t d", "b h t e"
-    mask = _mask_dims(node, argument(node, "mask"))
-    if node.target is own.attention.default:
-        return ", ".join([q, k, v, *mask]) + " -> b h u e, b h u"
-    grad_lse = ["b h u"] if isinstance(argument(node, "grad_lse"), fx.Node) else []
-    operands = ["b h u f", q, k, v, "b h u f", "b h u", *mask, *grad_lse]
-    return ", ".join(operands) + " -> b h w x, b h y x, b h y z"
-
-
-def _mask_dims(node: fx.Node, mask: object) -> list[str]:
-    if not isinstance(mask, fx.Node):
-        return []
-    q = argument(node, "q").meta["val"]
-    found: Tensor = mask.meta["val"]
-    shared = (name if found.shape[dim] == q.shape[dim] else "1" for dim, name in enumerate("bh"))
-    whole = ("1" if size == 1 else name for name, size in zip("gi", found.shape[2:], strict=True))
-    return [" ".join([*shared, *whole])]
-
-
 _BY_NODE: Final[Mapping[OpOverload, Callable[[fx.Node], str | None]]] = MappingProxyType(
     {
+        **ATTENTION_RULES,
         **SHAPE_RULES,
+        **WHOLE_RULES,
         aten.addmm.default: _with_bias,
-        aten._softmax.default: _within,
-        aten._log_softmax.default: _within,
-        aten._softmax_backward_data.default: _within,
-        aten._log_softmax_backward_data.default: _within,
-        aten.embedding.default: _embedded,
-        aten.embedding_dense_backward.default: _embedding_gradient,
-        aten.native_layer_norm.default: _normalized,
-        aten.native_layer_norm_backward.default: _normalized,
-        own.attention.default: _attended,
-        own.attention_backward.default: _attended,
     }
 )

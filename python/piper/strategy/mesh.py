@@ -23,19 +23,20 @@ ROLES: Final[Mapping[str, Role]] = MappingProxyType(
         "dp_shard": "manual",
         "edp": "manual",
         "ep": "manual",
+        "cp": "manual",
         "tp": "auto",
     }
 )
 """The axes known so far: pp has one program per coordinate, the others one for all their ranks.
 
 Ranks along data axes have batches of their own. Those along tp have the same, and compute parts of
-what ops make of it.
+what ops make of it. Those along cp have parts of the same sequences.
 
 The names of a data axis of two factors are TorchTitan's: dp_replicate and dp_shard for HSDP; with
 experts, those of ep share out the experts of which edp holds copies.
 """
 
-_PLANNED = ("sp", "cp")
+_PLANNED = ("sp",)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@ class Sequence(Directive):
     parts of the sequence, and what lies between products, such as norms, is computed on parts.
     Before products the parts are gathered, in the backward pass again.
 
+    Along cp, which `replicate` names, too, it is context parallelism: ranks get parts of the batch
+    inputs, and attention, which must be `piper.ops.attention` or that of a model of transformers,
+    gathers keys and values. A rank has two pieces of a sequence, the first ranks early and late
+    ones, so that causal attention is as much work for all. Positions come as an input of the batch,
+    and no other op may see several of them at once; compiling fails if one does.
+
     Raises:
         ValueError: no input, or a dim that is no int of at least 0.
     """
@@ -52,8 +58,8 @@ class Sequence(Directive):
     def check_mesh(self, mesh: Mesh) -> None:
         """See `Directive`."""
         axis = mesh[self.axis]
-        if axis.role != "auto":
-            raise self.error(f"axis must be auto, got {axis.name!r}, which is {axis.role}")
+        if axis.role == "unrolled":
+            raise self.error(f"axis must be manual or auto, got {axis.name!r}, which is unrolled")
 
 
 def sequence(axis: str, dims: Mapping[str, int]) -> Sequence:

@@ -8,6 +8,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
+from piper_runtime.batch import SequenceSpec
+
 from piper.schedules import Homes, Table
 from piper.strategy.annotate import Annotate
 from piper.strategy.directive import Directive
@@ -16,6 +18,7 @@ from piper.strategy.mesh import Axis, Mesh
 from piper.strategy.order import Order
 from piper.strategy.place import Place
 from piper.strategy.replicate import Replicate
+from piper.strategy.sequence import Sequence as SharedSequence
 from piper.strategy.shard import Shard
 from piper.strategy.split import Split
 from piper.strategy.text import quoted
@@ -36,8 +39,8 @@ class Strategy:
 
     Args:
         mesh: axis sizes by name, outermost first, or a torch DeviceMesh; ranks are row-major.
-        directives: what `annotate`, `split`, `place`, `replicate`, `sequence`, `shard`, `remat`, `order`,
-            `overlap`, `update`, `stream` and `user_pass` return.
+        directives: what `annotate`, `split`, `place`, `replicate`, `sequence`, `shard`, `remat`,
+            `order`, `overlap`, `update`, `stream` and `user_pass` return.
 
     Raises:
         ValueError: names the directive, where it was written, and what would be right.
@@ -115,9 +118,21 @@ class Strategy:
 
     @property
     def num_data_shards(self) -> int:
-        """How many parts the batch has: the product of the sizes of all replicate axes."""
+        """How many parts the batch has: the product of the sizes of all replicate axes, but for
+        those along which ranks have parts of the same sequences.
+        """
         names = {axis for directive in self.all(Replicate) for axis in directive.axes()}
+        names -= {directive.axis for directive in self.all(SharedSequence)}
         return prod(self.mesh[name].size for name in names)
+
+    @property
+    def sequence(self) -> SequenceSpec | None:
+        """How ranks get parts of the sequences of batch inputs, or None."""
+        found = (d for d in self.all(SharedSequence) if self.mesh[d.axis].role == "manual")
+        first = next(found, None)
+        if first is None:
+            return None
+        return SequenceSpec(first.axis, first.dims, self.mesh[first.axis].size)
 
     @cached_property
     def table(self) -> Table:

@@ -6,7 +6,8 @@
                                           b b b b |
                                           c c . . |  1 x 2 at (4, 0)
 
-A tensor of n dims needs at most 2 n - 1 boxes.
+A tensor of n dims needs at most 2 n - 1 boxes. Boxes of a part of a tensor, cut along any dim, are
+boxes of the tensor at other offsets, though their elements are no longer consecutive there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Box", "boxes"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Elements of a tensor from ``offsets`` on, ``sizes`` along its dims; they are consecutive."""
+    """Elements of a tensor from ``offsets`` on, ``sizes`` along its dims."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -29,6 +30,11 @@ class Box:
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.sizes)
+
+    def moved(self, by: tuple[int, ...]) -> Box:
+        """Return the box in a tensor in which its own tensor starts at ``by``."""
+        offsets = (one + more for one, more in zip(self.offsets, by, strict=True))
+        return Box(tuple(offsets), self.sizes)
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:

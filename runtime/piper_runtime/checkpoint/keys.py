@@ -17,10 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piper_runtime.sharding import Piece
+from piper_runtime.checkpoint.boxes import Box, boxes
+from piper_runtime.sharding import Local, Piece
 from piper_runtime.state import Bucket
 
 __all__ = ["MODEL", "NUMBERS", "OPTIMIZER", "Key", "Run", "number_run", "places", "runs"]
+
+_WHOLE = Local()
 
 MODEL = "model."
 OPTIMIZER = "optimizer.state."
@@ -57,17 +60,29 @@ NUMBERS = ("step", "skipped", "loss_scale.scale", "loss_scale.in_a_row")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive elements of an entry of this whole shape, from ``start`` on; ``values`` is 1-D."""
+    """Consecutive elements of a local part, from ``start`` on, of an entry of this whole shape.
+
+    ``values`` is 1-D.
+    """
 
     key: Key
     shape: tuple[int, ...]
     start: int
     values: Tensor
+    local: Local = _WHOLE
 
     @staticmethod
     def whole(key: Key, value: Tensor) -> Run:
         """Return all elements of a tensor."""
         return Run(key, tuple(value.shape), 0, value.reshape(-1))
+
+    def boxes(self) -> Iterator[tuple[Box, Tensor]]:
+        """Yield boxes of the whole entry, and their values, of the box's sizes."""
+        place, by = 0, self.local.offsets(self.shape)
+        stop = self.start + self.values.numel()
+        for box in boxes(self.local.shape(self.shape), self.start, stop):
+            yield box.moved(by), self.values[place : place + box.numel].view(box.sizes)
+            place += box.numel
 
 
 def places(bucket: Bucket) -> Iterator[tuple[int, Piece, int]]:
@@ -83,9 +98,9 @@ def runs(bucket: Bucket, number: int, piece: Piece, place: int) -> Iterator[Run]
 
     A scalar that is kept of a whole parameter, such as ``step``, goes with its first piece.
     """
-    member, start = bucket.members[piece.index], bucket.start_of(piece)
+    member, local = bucket.members[piece.index], bucket.local
     values = bucket.value[place : place + piece.length]
-    yield Run(Key.model(member.name), member.shape, start, values)
+    yield Run(Key.model(member.name), member.shape, piece.start, values, local)
     if bucket.optimizer is None:
         return
     parameter = bucket.parameters[number]
@@ -93,8 +108,8 @@ def runs(bucket: Bucket, number: int, piece: Piece, place: int) -> Iterator[Run]
     for name, value in kept.items():
         key = Key.optimizer(member.name, name)
         if value.shape == parameter.shape:
-            yield Run(key, member.shape, start, value.detach().reshape(-1))
-        elif start == 0:
+            yield Run(key, member.shape, piece.start, value.detach().reshape(-1), local)
+        elif piece.start == local.index == 0:
             yield Run.whole(key, value.detach())
 
 

@@ -94,9 +94,8 @@ def _aim(bucket: Bucket, reading: Reading, fit: Fit) -> States:
         for name, one in fit.kept[parameter].items():
             kept[name] = value = one.empty(piece.shape)
             key = Key.optimizer(fit.optimizer[member.name], name)
-            run = Run(key, () if one.scalar else member.shape, 0, value.view(-1))
-            start = bucket.start_of(piece)
-            reading.add(run if one.scalar else replace(run, start=start), one.dtype)
+            run = Run(key, member.shape, piece.start, value.view(-1), bucket.local)
+            reading.add(Run.whole(key, value) if one.scalar else run, one.dtype)
     return states
 
 
@@ -110,7 +109,8 @@ def _value_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
         if member.kind != "constant":
             for slot in slots:
                 values = slot[place : place + piece.length]
-                yield Run(fit.model[member.name], member.shape, bucket.start_of(piece), values)
+                key = fit.model[member.name]
+                yield Run(key, member.shape, piece.start, values, bucket.local)
 
 
 def _compute_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
@@ -124,5 +124,6 @@ def _compute_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
             member = bucket.members[piece.index]
             if member.kind != "constant":
                 values = bucket.compute[place : place + piece.length]
-                yield Run(fit.model[member.name], member.shape, bucket.start_of(piece), values)
+                key = fit.model[member.name]
+                yield Run(key, member.shape, piece.start, values, bucket.local)
             place += piece.length

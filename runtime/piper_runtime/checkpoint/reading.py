@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from piper_runtime.checkpoint.boxes import Box, boxes
+from piper_runtime.checkpoint.boxes import Box
 from piper_runtime.checkpoint.keys import Run
 from piper_runtime.errors import CheckpointError
 
@@ -50,11 +50,8 @@ class Reading(DefaultLoadPlanner):
     def add(self, run: Run, dtype: torch.dtype) -> None:
         """Let ``run.values`` be written, with what the checkpoint has, rounded to ``dtype``."""
         places = self._places.setdefault(str(run.key), {})
-        start = 0
-        for box in boxes(run.shape, run.start, run.start + run.values.numel()):
-            place = places.setdefault(box, _Place(box, dtype))
-            place.views.append(run.values[start : start + box.numel].view(box.sizes))
-            start += box.numel
+        for box, part in run.boxes():
+            places.setdefault(box, _Place(box, dtype)).views.append(part)
 
     def read(self, reader: FileSystemReader) -> None:
         """Fill all places; raises CheckpointError if a box is not completely there."""

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from piper_runtime.checkpoint.agree import agree
-from piper_runtime.checkpoint.boxes import Box, boxes
+from piper_runtime.checkpoint.boxes import Box
 from piper_runtime.checkpoint.folder import discard, prepare, saving, swap
 from piper_runtime.checkpoint.keys import Key, Run, number_run, places, runs
 from piper_runtime.checkpoint.writers import choose_writers
@@ -113,16 +113,16 @@ class _Planner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """Return what this process writes, and the path of each key."""
-        items = [self._item(run, box, start) for run in self._written for box, start in _cut(run)]
+        items = [self._item(run, box, part) for run in self._written for box, part in _cut(run)]
         return SavePlan(items, planner_data={str(run.key): run.key.path for run in self._written})
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         """Return a box."""
         return self._values[index]
 
-    def _item(self, run: Run, box: Box, start: int) -> WriteItem:
+    def _item(self, run: Run, box: Box, part: Tensor) -> WriteItem:
         index = MetadataIndex(str(run.key), box.offsets)
-        self._values[index] = run.values[start : start + box.numel].view(box.sizes)
+        self._values[index] = part
         return WriteItem(
             index,
             WriteItemType.SHARD,
@@ -134,12 +134,9 @@ class _Planner(DefaultSavePlanner):
         )
 
 
-def _cut(run: Run) -> Iterator[tuple[Box, int]]:
-    """Yield the boxes of a run, and where they start in it; one without elements is there too."""
+def _cut(run: Run) -> Iterator[tuple[Box, Tensor]]:
+    """Yield the boxes of a run, and their values; one without elements is there too."""
     if not run.values.numel():
-        yield Box((0,) * len(run.shape), run.shape), 0
+        yield Box((0,) * len(run.shape), run.shape), run.values.view(run.shape)
         return
-    start = 0
-    for box in boxes(run.shape, run.start, run.start + run.values.numel()):
-        yield box, start
-        start += box.numel
+    yield from run.boxes()

@@ -14,7 +14,7 @@ from piper_runtime.ops.exchange import (
 )
 from piper_runtime.ops.experts import moe_experts
 from piper_runtime.ops.grouped import moe_linear, moe_linear_input, moe_linear_weight
-from piper_runtime.ops.partition import part
+from piper_runtime.ops.partition import attention_part, attention_part_backward, part
 from piper_runtime.ops.routing import (
     moe_permute,
     moe_permute_backward,
@@ -26,6 +26,8 @@ from piper_runtime.ops.routing import (
 
 __all__ = [
     "attention",
+    "attention_part",
+    "attention_part_backward",
     "attention_with_lse",
     "moe_collect",
     "moe_dispatch",

@@ -1,7 +1,7 @@
 """The ops ``piper.attention`` and ``piper.attention_backward``; ``attention`` says what they compute.
 
     out, lse   = attention(q, k, v, mask, causal, scale, offset)
-    dq, dk, dv = attention_backward(dout, q, k, v, out, lse, mask, dlse, causal, scale, offset)
+    dq, dk, dv = attention_backward(grad, q, k, v, out, lse, mask, grad_lse, causal, scale, offset)
 
 The heads of a result lie beside each other in memory (see ``head_last``), but for the log-sum-exp,
 which is contiguous.

@@ -1,12 +1,15 @@
-"""What a rank computes with where several compute parts of the same values."""
+"""What a rank computes with where several compute parts of the same values, or of one sequence."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from piper_runtime.ops.attention_blocks import head_last
+from piper_runtime.ops.attention_op import attention, attention_backward
 from piper_runtime.ops.define import op
 
-__all__ = ["part"]
+__all__ = ["attention_part", "attention_part_backward", "part", "positions"]
 
 
 def _fake_part(x: Tensor, index: Tensor, dim: int, parts: int) -> Tensor:
@@ -21,5 +24,80 @@ def part(x: Tensor, index: Tensor, dim: int, parts: int) -> Tensor:
 
     The device reads the index: the host does not wait for it.
     """
-    pieces = x.unflatten(dim, (parts, x.shape[dim] // parts))
+    pieces = torch.unflatten(x, dim, (parts, x.shape[dim] // parts))
     return pieces.index_select(dim, index).squeeze(dim)
+
+
+def positions(index: Tensor, length: int, parts: int) -> Tensor:
+    """Return the positions of what part ``index`` has of a sequence, ``[length]`` of int64.
+
+    They are those of pieces ``index`` and ``2 * parts - 1 - index``, of ``length // 2`` each.
+    """
+    half = length // 2
+    pieces = torch.cat([index, 2 * parts - 1 - index])
+    return (pieces[:, None] * half + torch.arange(half, device=index.device)).flatten()
+
+
+def _mask(index: Tensor, queries: int, causal: bool, parts: int) -> Tensor | None:
+    """Return which keys each query may see, ``[1, 1, queries, keys]``: those that come no later.
+
+    Keys lie one part behind the other, as ranks gathered them.
+    """
+    if not causal:
+        return None
+    ranks = torch.arange(parts, device=index.device)
+    keys = torch.cat([positions(rank[None], queries, parts) for rank in ranks])
+    own = positions(index, queries, parts)
+    return (keys[None, :] <= own[:, None])[None, None]
+
+
+def _fake_attention(
+    q: Tensor, k: Tensor, v: Tensor, index: Tensor, causal: bool, scale: float, parts: int
+) -> tuple[Tensor, Tensor]:
+    batch, heads, length, _ = q.shape
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = head_last(batch, heads, length, v.shape[3], like=q)
+    return out, q.new_empty(batch, heads, length, dtype=wide)
+
+
+@op(fake=_fake_attention)
+def attention_part(
+    q: Tensor, k: Tensor, v: Tensor, index: Tensor, causal: bool, scale: float, parts: int
+) -> tuple[Tensor, Tensor]:
+    """Return what ``attention`` does for the queries of one part, of all keys and values."""
+    mask = _mask(index, q.shape[2], causal, parts)
+    return attention(q, k, v, mask, False, scale, 0)
+
+
+def _fake_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    index: Tensor,
+    causal: bool,
+    scale: float,
+    parts: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return head_last(*q.shape, like=q), torch.empty_like(k), torch.empty_like(v)
+
+
+@op(fake=_fake_attention_backward)
+def attention_part_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    index: Tensor,
+    causal: bool,
+    scale: float,
+    parts: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, and this part's terms of those of all keys and values."""
+    mask = _mask(index, q.shape[2], causal, parts)
+    dq, dk, dv = attention_backward(grad, q, k, v, out, lse, mask, None, False, scale, 0)
+    return dq, dk.contiguous(), dv.contiguous()

@@ -1,0 +1,324 @@
+//===- PartitionSequence.cpp - Attention over a sequence that ranks share out
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+// Ranks along the axis get parts of the inputs, so the captured step is that of
+// a part. All ops but attention see one position at a time, which is checked;
+// attention gathers keys and values, and knows by the rank's index at which
+// positions its queries are:
+//
+//   attention(q, k, v)          all_gather k, v; attention_part(q, k, v, index)
+//   attention_backward(...)     the same again; reduce_scatter of dk, dv
+//
+// Gathered keys and values are those of context parallelism in Llama 3 (Llama
+// Team, 2024, arXiv:2407.21783, section 3.3.2).
+
+#include "passes/Partition.h"
+
+#include "passes/Streams.h"
+
+#include "dialect/Layouts.h"
+#include "dialect/Rules.h"
+#include "mlir/IR/Builders.h"
+#include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/StringSet.h"
+
+using namespace mlir;
+
+namespace piper {
+
+namespace {
+
+constexpr StringRef forwardOp = "piper.attention.default",
+                    backwardOp = "piper.attention_backward.default";
+constexpr size_t keyDim = 2; // of keys and values
+
+//===----------------------------------------------------------------------===//
+// What sees several positions
+//===----------------------------------------------------------------------===//
+
+/// Checks that ops but attention see one position of the sequence at a time.
+class PositionChecker {
+public:
+  PositionChecker(StepOp step, DoSequenceOp sequence)
+      : step(step), sequence(sequence) {}
+
+  LogicalResult run() {
+    for (auto [name, argument] :
+         llvm::zip(step.getInputs().getAsRange<StringAttr>(),
+                   step.getBody().getArguments()))
+      if (auto dim = sequence.getDims().getAs<IntegerAttr>(name.getValue())) {
+        if (failed(checkDim(name, argument, dim.getInt())))
+          return failure();
+        lengths.insert(getSize(argument, dim.getInt()));
+        positions.insert({argument, size_t(dim.getInt())});
+      }
+    if (positions.empty())
+      return sequence.emitOpError("expected names of inputs, of which the step "
+                                  "has ")
+             << step.getInputs() << ", got " << sequence.getDims();
+    for (auto op : step.getBlock().getOps<TorchOp>())
+      if (failed(visit(op)))
+        return failure();
+    return success();
+  }
+
+private:
+  using Dim = std::pair<Value, size_t>;
+
+  static int64_t getSize(Value value, size_t dim) {
+    return cast<RankedTensorType>(value.getType()).getDimSize(dim);
+  }
+
+  LogicalResult checkDim(StringAttr name, Value argument, int64_t dim) {
+    int64_t rank = cast<RankedTensorType>(argument.getType()).getRank();
+    if (dim >= 0 && dim < rank)
+      return success();
+    return sequence.emitOpError("expected a dim of input ")
+           << name << " below " << rank << ", got " << dim;
+  }
+
+  LogicalResult visit(TorchOp op) {
+    if (op.getOpName().starts_with("aten.arange") &&
+        lengths.contains(getSize(op.getResult(0), 0)))
+      return fail(op)
+             << "numbers positions from 0 on every rank, expected them "
+                "as an input of the batch, such as position_ids";
+    llvm::StringSet<> names;
+    Rule rule;
+    if (StringAttr text = op.getFacts().getRule())
+      rule = *parseRule(text);
+    for (auto [number, value] : llvm::enumerate(op.getInputs()))
+      for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
+        if (positions.contains({value, dim})) {
+          if (!op.getFacts().getRule())
+            return fail(op) << "has no rule that says whether it sees one "
+                               "position at a time";
+          names.insert(rule.operands[number][dim]);
+        }
+    if (names.empty())
+      return success();
+    if (op.getOpName() == forwardOp || op.getOpName() == backwardOp)
+      return markAttention(op);
+    return op.isView() ? markView(op, rule, names) : mark(op, rule, names);
+  }
+
+  static int64_t getRank(Value value) {
+    return cast<RankedTensorType>(value.getType()).getRank();
+  }
+
+  LogicalResult markAttention(TorchOp op) {
+    for (Value result : op.getResults())
+      positions.insert({result, keyDim});
+    return success();
+  }
+
+  /// Every factor with positions is one of each result, or summed over.
+  LogicalResult mark(TorchOp op, const Rule &rule,
+                     const llvm::StringSet<> &names) {
+    for (auto [dims, result] :
+         llvm::zip(getResultDims(op, rule), op.getResults())) {
+      for (auto &entry : names)
+        if (!llvm::is_contained(dims, entry.getKey()) &&
+            !llvm::is_contained(rule.sums, entry.getKey()))
+          return fail(op) << "sees several positions of the sequence at once";
+      for (auto [dim, name] : llvm::enumerate(dims))
+        if (names.contains(name))
+          positions.insert({result, dim});
+    }
+    return success();
+  }
+
+  /// A view may join positions with the dims before them, and split them off
+  /// again: all dims that hold some of them count.
+  LogicalResult markView(TorchOp op, const Rule &rule,
+                         const llvm::StringSet<> &names) {
+    const Rule::Dims &before = rule.operands.front();
+    llvm::StringSet<> kept;
+    for (const Rule::Dims &dims : getResultDims(op, rule))
+      kept.insert_range(dims);
+    llvm::StringSet<> holding;
+    for (auto [dim, name] : llvm::enumerate(before)) {
+      if (!names.contains(name))
+        continue;
+      size_t head = dim;
+      while (head > 0 && !kept.contains(before[head]))
+        --head;
+      if (!kept.contains(before[head]))
+        return fail(op) << "cuts the sequence apart";
+      holding.insert(before[head]);
+    }
+    for (auto [dims, result] :
+         llvm::zip(getResultDims(op, rule), op.getResults())) {
+      bool within = false;
+      for (auto [dim, name] : llvm::enumerate(dims)) {
+        if (llvm::is_contained(before, name))
+          within = holding.contains(name);
+        if (within && !Rule::isOne(name))
+          positions.insert({result, dim});
+      }
+    }
+    return success();
+  }
+
+  InFlightDiagnostic fail(TorchOp op) {
+    InFlightDiagnostic error = op.emitError(op.getOpName()) << ' ';
+    error.attachNote(sequence.getLoc()) << "ranks share out the sequence here";
+    return error;
+  }
+
+  StepOp step;
+  DoSequenceOp sequence;
+  llvm::DenseSet<Dim> positions;
+  llvm::DenseSet<int64_t> lengths;
+};
+
+//===----------------------------------------------------------------------===//
+// Attention
+//===----------------------------------------------------------------------===//
+
+class Partitioner {
+public:
+  Partitioner(StepOp step, AxisAttr axis, DoSequenceOp sequence,
+              SymbolTable &symbols)
+      : step(step), axis(axis), sequence(sequence), symbols(symbols),
+        builder(step.getContext()) {}
+
+  LogicalResult run() {
+    if (failed(PositionChecker(step, sequence).run()))
+      return failure();
+    for (auto op :
+         llvm::make_early_inc_range(step.getBlock().getOps<TorchOp>())) {
+      bool forward = op.getOpName() == forwardOp;
+      if (!forward && op.getOpName() != backwardOp)
+        continue;
+      if (failed(check(op, forward ? 3 : 6)))
+        return failure();
+      forward ? rewriteForward(op) : rewriteBackward(op);
+    }
+    return success();
+  }
+
+private:
+  /// Neither masks nor offsets: the parts know their positions.
+  LogicalResult check(TorchOp op, size_t mask) {
+    size_t offset = op.getArgs().size() - 1;
+    auto isNone = [&](size_t position) {
+      return !isa<ArgAttr>(op.getArgs()[position]);
+    };
+    auto start = dyn_cast<IntegerAttr>(op.getArgs()[offset]);
+    bool plain = isNone(mask) && start && start.getInt() == 0;
+    if (plain && (mask == 3 || isNone(mask + 1)))
+      return success();
+    InFlightDiagnostic error =
+        op.emitError(op.getOpName())
+        << " expected no mask and no offset where ranks share out the sequence";
+    error.attachNote(sequence.getLoc()) << "the sequence is shared out here";
+    return error;
+  }
+
+  void rewriteForward(TorchOp op) {
+    builder.setInsertionPoint(op);
+    TagAttr tag = op.getTagAttr();
+    auto inputs = op.getInputs();
+    SmallVector<Value> operands = {inputs[0], gather(inputs[1], tag, "keys"),
+                                   gather(inputs[2], tag, "values"),
+                                   readRankIndex(step, axis, symbols)};
+    auto args = op.getArgs().getValue();
+    TorchOp part = call("piper.attention_part.default", op, op.getResultTypes(),
+                        operands, {args[4], args[5]});
+    op.replaceAllUsesWith(part);
+    op.erase();
+  }
+
+  void rewriteBackward(TorchOp op) {
+    builder.setInsertionPoint(op);
+    TagAttr tag = op.getTagAttr();
+    auto inputs = op.getInputs(); // gradient, q, k, v, out, lse
+    Value keys = gather(inputs[2], tag, "keys");
+    Value values = gather(inputs[3], tag, "values");
+    SmallVector<Value> operands = {inputs[0],
+                                   inputs[1],
+                                   keys,
+                                   values,
+                                   inputs[4],
+                                   inputs[5],
+                                   readRankIndex(step, axis, symbols)};
+    auto args = op.getArgs().getValue();
+    Type types[] = {op.getResult(0).getType(), keys.getType(),
+                    values.getType()};
+    TorchOp part = call("piper.attention_part_backward.default", op, types,
+                        operands, {args[8], args[9]});
+    op.getResult(0).replaceAllUsesWith(part.getResult(0));
+    op.getResult(1).replaceAllUsesWith(
+        scatter(part.getResult(1), op.getResult(1).getType(), tag, "keys"));
+    op.getResult(2).replaceAllUsesWith(
+        scatter(part.getResult(2), op.getResult(2).getType(), tag, "values"));
+    op.erase();
+  }
+
+  /// The op of a part: tensors, then whether it is causal, the scale and the
+  /// number of parts.
+  TorchOp call(StringRef name, TorchOp like, TypeRange types, ValueRange inputs,
+               ArrayRef<Attribute> options) {
+    SmallVector<Attribute> args;
+    for (size_t index = 0; index < inputs.size(); ++index)
+      args.push_back(ArgAttr::get(step.getContext(), index));
+    llvm::append_range(args, options);
+    args.push_back(builder.getI64IntegerAttr(axis.getSize()));
+    FactsAttr facts = like.getFacts();
+    auto own = FactsAttr::get(step.getContext(), facts.getEffect(),
+                              facts.getFlops() * axis.getSize(), false,
+                              facts.getHeavy(), std::nullopt, StringAttr());
+    return TorchOp::create(
+        builder, like.getLoc(), types, inputs, builder.getStringAttr(name),
+        builder.getArrayAttr(args), builder.getDictionaryAttr({}), own,
+        UnitAttr(), like.getTagAttr());
+  }
+
+  Value gather(Value value, TagAttr tag, StringRef what) {
+    auto type = cast<RankedTensorType>(value.getType());
+    SmallVector<int64_t> shape(type.getShape());
+    shape[keyDim] *= axis.getSize();
+    auto op = AllGatherOp::create(
+        builder, value.getLoc(),
+        TypeRange(RankedTensorType::get(shape, type.getElementType())), value,
+        DenseI64ArrayAttr(), builder.getArrayAttr(axis.getName()), StringAttr(),
+        getLabel(tag, what), IntegerAttr(),
+        declareStream(symbols, axis.getName()), ValueRange(), keyDim);
+    op->setAttr("tag", tag);
+    return op.getResults().front();
+  }
+
+  Value scatter(Value value, Type type, TagAttr tag, StringRef what) {
+    auto op = ReduceScatterOp::create(
+        builder, value.getLoc(), TypeRange(type), value, DenseI64ArrayAttr(),
+        builder.getArrayAttr(axis.getName()), StringAttr(), getLabel(tag, what),
+        IntegerAttr(), declareStream(symbols, axis.getName()), ValueRange(),
+        keyDim);
+    op->setAttr("tag", tag);
+    return op.getResults().front();
+  }
+
+  StringAttr getLabel(TagAttr tag, StringRef what) {
+    return builder.getStringAttr(tag.getChunk().getValue() + " " + what);
+  }
+
+  StepOp step;
+  AxisAttr axis;
+  DoSequenceOp sequence;
+  SymbolTable &symbols;
+  OpBuilder builder;
+};
+
+} // namespace
+
+LogicalResult partitionSequence(StepOp step, AxisAttr axis,
+                                DoSequenceOp sequence, SymbolTable &symbols) {
+  return Partitioner(step, axis, sequence, symbols).run();
+}
+
+} // namespace piper
