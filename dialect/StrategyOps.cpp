@@ -181,8 +181,12 @@ LogicalResult DoUpdateOp::verify() {
   if (getClip() && getClip()->convertToDouble() <= 0)
     return emitOpError("expected a positive bound of the norm, got ")
            << getClipAttr();
-  std::optional<ArrayRef<double>> scale = getLossScale();
-  return scale ? verifyLossScale(*this, *scale) : success();
+  if (!getLossScale())
+    return success();
+  return verifyLossScale(
+      *this, llvm::map_to_vector(
+                 getLossScale()->getAsRange<FloatAttr>(),
+                 [](FloatAttr number) { return number.getValueAsDouble(); }));
 }
 
 LogicalResult ScheduleOp::verify() {

@@ -250,7 +250,7 @@ def Piper_DoUpdateOp : Piper_DirectiveOp<"update"> {
   let arguments = (ins Piper_SelectAttr:$select, StrAttr:$optimizer,
                        OptionalAttr<F64Attr>:$clip, OptionalAttr<TypeAttr>:$master,
                        UnitAttr:$skip_nonfinite,
-                       OptionalAttr<DenseF64ArrayAttr>:$loss_scale);
+                       OptionalAttr<TypedArrayAttrBase<F64Attr, "numbers">>:$loss_scale);
   let assemblyFormat = [{
     $select `optimizer` `=` $optimizer (`clip` `=` $clip^)? (`master` `=` $master^)?
     (`skip_nonfinite` $skip_nonfinite^)? (`loss_scale` `=` $loss_scale^)? attr-dict

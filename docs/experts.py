@@ -17,9 +17,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-# A layer of DeepSeek-V3 (DeepSeek-AI, 2024), with a small vocabulary and two layers instead of 61.
-WIDTH, EXPERTS, CHOICES, LAYERS, VOCABULARY = 7168, 256, 8, 2, 4096
-TOKENS, MICROBATCHES, EDP, EP = 4096, 4, 2, 8
+# DeepSeek-V3 (DeepSeek-AI, 2024) with a small vocabulary and four layers instead of 61.
+WIDTH, EXPERTS, CHOICES, LAYERS, VOCABULARY = 7168, 256, 8, 4, 4096
+TOKENS, MICROBATCHES, PP, EDP, EP = 4096, 4, 2, 2, 8
 SLOTS = ("compute", "value")
 ROW = WIDTH * torch.bfloat16.itemsize
 
@@ -84,7 +84,7 @@ def exchanged() -> list[tuple[str, str, Fraction]]:
 
 
 def holdings(facts: ProgramFacts) -> Table:
-    """What the ranks at pp 1, which has the layers, hold of experts and of all else."""
+    """What ranks at pp 1 hold of experts and of all else."""
     manifest = facts.manifest
     numel = {state.name: state.numel for state in manifest.states}
     table = Table(box=None, pad_edge=False, header_style="")
@@ -101,7 +101,7 @@ def holdings(facts: ProgramFacts) -> Table:
 
 
 def exchanges() -> Table:
-    """What the layers of pp 1 exchange in a step, by formula."""
+    """What the layers of a rank exchange in a step, by formula."""
     table = Table(box=None, pad_edge=False, header_style="")
     for column in ("of a layer and microbatch", "formula"):
         table.add_column(column)
@@ -113,8 +113,8 @@ def exchanges() -> Table:
 
 
 def step_bytes() -> int:
-    """The bytes that a rank at pp 1 sends to other ranks' experts and back in a step, by formula."""
-    return round(LAYERS * MICROBATCHES * sum(size for *_, size in exchanged()))
+    """The bytes that a rank sends to other ranks' experts and back in a step, by formula."""
+    return round(LAYERS // PP * MICROBATCHES * sum(size for *_, size in exchanged()))
 
 
 def main(folder: str) -> None:
@@ -132,9 +132,9 @@ def main(folder: str) -> None:
     console.print(holdings(facts))
     console.print()
     console.print(exchanges())
-    moved = sum(item.num_bytes for item in measure_traffic(facts) if item.op == "all_to_all")
-    if moved != step_bytes():
-        raise SystemExit(f"the program exchanges {moved:,} bytes, expected {step_bytes():,}")
+    moved = [item.num_bytes for item in measure_traffic(facts) if item.op == "all_to_all"]
+    if moved != PP * [step_bytes()]:
+        raise SystemExit(f"the program exchanges {moved} bytes, expected {step_bytes():,} each")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,13 @@ Value copyValue(Value value, OpBuilder &builder) {
   return op.getResult(0);
 }
 
+/// Rules are about captured steps: what a kernel computes with is decided.
+static FactsAttr withoutRule(FactsAttr facts) {
+  return FactsAttr::get(facts.getContext(), facts.getEffect(), facts.getFlops(),
+                        facts.getStrided(), facts.getHeavy(), facts.getMask(),
+                        StringAttr());
+}
+
 /// The source line alone: what equal layers have in common.
 static Location sourceLine(Location loc) {
   if (auto named = dyn_cast<NameLoc>(loc))
@@ -196,8 +203,9 @@ private:
   }
 
   void clone(TorchOp op) {
-    Operation *copy = builder.clone(*op, mapping);
-    cast<TorchOp>(copy).removeTagAttr();
+    auto copy = cast<TorchOp>(builder.clone(*op, mapping));
+    copy.removeTagAttr();
+    copy.setFactsAttr(withoutRule(op.getFacts()));
     copy->setLoc(sourceLine(op.getLoc()));
   }
 

@@ -54,26 +54,35 @@ bool StepValues::standsFor(Value value, Value wanted, int64_t mb) const {
     auto other = dyn_cast<TangentOp>(op);
     return other && other.getLossAttr() == tangent.getLossAttr();
   }
+  if (isExchange(maker))
+    return isSameExchange(op, maker, mb) &&
+           result.getResultNumber() == cast<OpResult>(wanted).getResultNumber();
   if (auto gather = dyn_cast<AllGatherOp>(maker)) {
     auto other = dyn_cast<AllGatherOp>(op);
     return other && other.getOver() == gather.getOver() &&
            standsFor(other.getInputs()[result.getResultNumber()],
                      gather.getInputs().front(), mb);
   }
-  if (isExchange(maker))
-    return isSameExchange(op, maker, mb) &&
-           result.getResultNumber() == cast<OpResult>(wanted).getResultNumber();
   auto run = dyn_cast<RunOp>(op);
   return run && run.getMb() && int64_t(*run.getMb()) == mb &&
          isResult(run, result.getResultNumber(), cast<OpResult>(wanted));
+}
+
+/// Whether two exchanges of one kind do the same, but for where, when and on
+/// what.
+static bool haveSameAttributes(Operation *op, Operation *wanted) {
+  return llvm::all_of(op->getName().getAttributeNames(), [&](StringAttr name) {
+    return op->getAttr(name) == wanted->getAttr(name) || name == "at" ||
+           name == "mb" || name == "stream";
+  });
 }
 
 bool StepValues::isSameExchange(Operation *op, Operation *wanted,
                                 int64_t mb) const {
   auto at = op->getAttrOfType<IntegerAttr>("mb");
   if (op->getName() != wanted->getName() || !at || at.getInt() != mb ||
-      op->getAttr("over") != wanted->getAttr("over") ||
-      op->getAttr("label") != wanted->getAttr("label") ||
+      !haveSameAttributes(op, wanted) ||
+      op->getResultTypes() != wanted->getResultTypes() ||
       op->getNumOperands() != wanted->getNumOperands())
     return false;
   return llvm::all_of(llvm::zip(op->getOperands(), wanted->getOperands()),

@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from piper_runtime import Program
-from piper_runtime.batch import leaves
 from piper_runtime.program import seal
 from piper_runtime.progress import phase
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from piper.diagnostics import CompileError, diagnostics
 from piper.emit import emit_kernels, emit_manifest, emit_programs
@@ -22,6 +20,7 @@ from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
 from piper.frontend.bias import separate_biases
 from piper.frontend.importer import import_step
+from piper.frontend.sequence_part import part_of_batch
 from piper.frontend.simplify import simplify
 from piper.limits import Limits
 from piper.mlir import ir
@@ -148,7 +147,8 @@ def _capture(
 ) -> list[Capture]:
     """Capture both entry points at the shape of one microbatch of one rank."""
     every = strategy.num_data_shards
-    batch = _part_of_sequence(batch, strategy)
+    if strategy.sequence is not None:
+        batch = part_of_batch(batch, strategy.sequence, strategy.dims)
     held = (1 if _is_distributed() else every) if data_shards is None else data_shards
     captures = []
     for take in (capture, capture_eval):
@@ -165,24 +165,6 @@ def _capture(
         captures.append(separate_biases(taken) if strategy.mesh.auto else taken)
         advance()
     return captures
-
-
-def _part_of_sequence(batch: Any, strategy: Strategy) -> Any:
-    """Return the batch with the part of sequences that a rank gets: those of all are alike."""
-    sequence = strategy.sequence
-    if sequence is None:
-        return batch
-    unknown = sorted(set(sequence.dims) - set(leaves(batch)))
-    if unknown:
-        raise CompileError(
-            f"sequence expected names of batch inputs {sorted(leaves(batch))}, got {unknown[0]!r}"
-        )
-    cut = (
-        sequence.cut(name, value, 0) if isinstance(value, Tensor) else value
-        for name, value in leaves(batch).items()
-    )
-    _, spec = pytree.tree_flatten(batch, is_leaf=lambda value: value is None)
-    return pytree.tree_unflatten(list(cut), spec)
 
 
 def _check_layout(strategy: Strategy, taken: Capture) -> None:

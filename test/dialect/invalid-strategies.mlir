@@ -161,7 +161,7 @@ piper.strategy @strategy mesh = @mesh {
 
 piper.mesh @mesh [dp = 2 manual]
 piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected one or four positive numbers as loss scale, got array<f64: 0.000000e+00>}}
+  // expected-error @+1 {{expected one or four positive numbers as loss scale, got [0.000000e+00]}}
   piper.do.update <all> optimizer = "train:sgd" loss_scale = [0.0]
 }
 
@@ -169,7 +169,7 @@ piper.strategy @strategy mesh = @mesh {
 
 piper.mesh @mesh [dp = 2 manual]
 piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected one or four positive numbers as loss scale, got array<f64: 8.000000e+00, 2.000000e+00>}}
+  // expected-error @+1 {{expected one or four positive numbers as loss scale, got [8.000000e+00, 2.000000e+00]}}
   piper.do.update <all> optimizer = "train:sgd" loss_scale = [8.0, 2.0]
 }
 
@@ -177,7 +177,7 @@ piper.strategy @strategy mesh = @mesh {
 
 piper.mesh @mesh [dp = 2 manual]
 piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected growth above 1, backoff below 1 and a whole number of steps, got array<f64: 8.000000e+00, 2.000000e+00, 5.000000e-01, 1.500000e+00>}}
+  // expected-error @+1 {{expected growth above 1, backoff below 1 and a whole number of steps, got [8.000000e+00, 2.000000e+00, 5.000000e-01, 1.500000e+00]}}
   piper.do.update <all> optimizer = "train:sgd" skip_nonfinite loss_scale = [8.0, 2.0, 0.5, 1.5]
 }
 

@@ -10,13 +10,14 @@ from functools import cache
 from typing import Literal
 
 import piper
+import small_gpt
 import torch
 import torch.nn.functional as F
 from oracle import randomize, sgd
-from piper.strategy import Remat, Shard
+from piper.strategy import Directive, Remat, Shard
 from piper_runtime.optimizer import OptimizerFactory
 from sharded import Sharded
-from small_gpt import TAGS, VOCABULARY, token_loss
+from small_gpt import TAGS, VOCABULARY, Batch, token_loss
 from strategies import Captures
 from torch import Tensor, nn
 
@@ -123,13 +124,15 @@ def captures(config: Config, *, dtype: torch.dtype = torch.float64) -> Captures:
 class Tensors(Sharded):
     """A case whose `tp` ranks share out the weights of layers, and perhaps more of the model.
 
-    All ranks along `tp` have the same batch.
+    All ranks along `tp` have the same batch. With `sequence` they hold parts of the sequence
+    between products.
     """
 
     tp: int = 2
     embed: By = "whole"
     head: By = "whole"
     layers: bool = True
+    sequence: bool = False
     remat: Remat | None = None
 
     def __str__(self) -> str:
@@ -137,6 +140,7 @@ class Tensors(Sharded):
         options = [f"tp{self.tp}"]
         options += [f"{name}-{by}" for name, by in self.ends if by != "whole"]
         options += [] if self.layers else ["ends"]
+        options += ["sequence"] if self.sequence else []
         options += [self.remat.policy] if self.remat else []
         return "-".join([super().__str__(), *options])
 
@@ -165,5 +169,12 @@ class Tensors(Sharded):
         self, factory: OptimizerFactory = sgd, *, tags: Mapping[str, str] = TAGS
     ) -> piper.Strategy:
         """The whole strategy."""
-        more = [*self.shards(), *([self.remat] if self.remat else [])]
+        more: list[Directive] = [*self.shards(), *([self.remat] if self.remat else [])]
+        more += [piper.sequence("tp", {"ids": 1, "labels": 1})] if self.sequence else []
         return self.strategy(tags, factory, clip=CLIP, stages=self.stages, more=more)
+
+
+def batches(case: Tensors, *, steps: int = 3) -> list[Batch]:
+    """Those of `small_gpt`, of four tokens: two or four ranks divide them."""
+    given = small_gpt.batches(case, steps=steps)
+    return [{name: value[:, :4].contiguous() for name, value in batch.items()} for batch in given]

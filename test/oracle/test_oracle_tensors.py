@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import small_moe
 import small_tensors
 import torch
 from ir_facts import count_ops
-from oracle import Step, adamw, check_steps, piper_steps, plain_steps, randomize, sgd
+from oracle import Step, adamw, check_steps, piper_steps, plain_steps, sgd
 from piper.strategy import Directive
 from piper_runtime import Program
 from small_gpt import TAGS, token_loss
@@ -37,13 +38,13 @@ BF16_BOUND = 2.0**-5  # four times the distance from 1 to the next number
 
 
 def compile_case(case: Tensors, config: Config = PLAIN) -> Program:
-    (batch,) = small_gpt.batches(case, steps=1)
+    (batch,) = small_tensors.batches(case, steps=1)
     return small_tensors.captures(config).compile(case.plan(), batch)
 
 
 def check(case: Tensors, config: Config = PLAIN) -> list[Step]:
     """Three steps each of SGD with momentum and of AdamW, clipped, equal plain PyTorch."""
-    model, batches = small_tensors.captures(config).model, small_gpt.batches(case)
+    model, batches = small_tensors.captures(config).model, small_tensors.batches(case)
     program = compile_case(case, config)
     for factory in (sgd, adamw):
         expected = plain_steps(model, token_loss, batches, factory, clip=CLIP)
@@ -64,6 +65,27 @@ def test_training_equals_plain_pytorch(case: Tensors) -> None:
     values are as many as ranks in the first case.
     """
     check(case, Config(kv_heads=case.tp))
+
+
+SEQUENCES = [
+    Tensors(name, 2, 2, 4, zero=zero, tp=tp, sequence=True)
+    for tp, zero, name in itertools.product((2, 4), range(4), NAMES)
+]
+QUICK_SEQUENCES = [SEQUENCES[16 * (zero % 2) + 5 * zero] for zero in range(4)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[] if case in QUICK_SEQUENCES else pytest.mark.slow)
+        for case in SEQUENCES
+    ],
+)
+def test_parts_of_sequences(case: Tensors) -> None:
+    """Norms and residual connections are computed on parts, and sums scattered to them."""
+    check(case, Config(kv_heads=case.tp))
+    counts = count_ops(compile_case(case, Config(kv_heads=case.tp)), "chunks")
+    assert counts["piper.reduce_scatter"] >= LAYERS * 2
 
 
 @pytest.mark.parametrize(
@@ -154,7 +176,10 @@ def test_beside_experts(case: Both) -> None:
 @pytest.mark.parametrize("case", [MATRIX[0], MATRIX[11]], ids=str)
 def test_bf16_is_as_near_as_plain_bf16(case: Tensors) -> None:
     """Three steps in bf16 differ from fp64 by less than a bound that plain PyTorch meets, too."""
-    captures, batches = small_tensors.captures(PLAIN, dtype=torch.bfloat16), small_gpt.batches(case)
+    captures, batches = (
+        small_tensors.captures(PLAIN, dtype=torch.bfloat16),
+        small_tensors.batches(case),
+    )
     program = captures.compile(case.plan(), batches[0])
     exact = copy.deepcopy(captures.model).double()
     expected = plain_steps(exact, token_loss, batches, sgd, clip=CLIP)
@@ -166,7 +191,7 @@ def test_bf16_is_as_near_as_plain_bf16(case: Tensors) -> None:
 @pytest.mark.parametrize("case", [MATRIX[3], MATRIX[14]], ids=str)
 def test_ranks_along_the_axis_hold_the_same_copies(case: Tensors) -> None:
     """To the last bit, after three steps: of what no directive shares out."""
-    program, batches = compile_case(case), small_gpt.batches(case)
+    program, batches = compile_case(case), small_tensors.batches(case)
     trainer = piper.Trainer(
         program, transport="local", model=small_tensors.captures(PLAIN).model, optimizer=adamw
     )
@@ -211,30 +236,30 @@ soft_cap.register_autograd(back, setup_context=keep)
 
 
 class Capped(nn.Module):
-    """A model with an op of its own between two products."""
+    """Two products with an op of a user between."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(small_gpt.VOCABULARY, 8)
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))])
-        self.head = nn.Linear(8, small_gpt.VOCABULARY)
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x: Tensor = self.embed(ids)
-        for layer in self.layers:
-            x = x + layer[1](soft_cap(layer[0](x), 0.5))
-        logits: Tensor = self.head(x)
-        return logits
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(soft_cap(self.up(x), 0.5))
+        return x + y
 
 
 def test_ops_of_users_need_a_rule() -> None:
     """Without one they are refused where they get parts, with one line each they compute on them."""
-    case, model = Tensors("1F1B", 0, 2, 2, layers=False), Capped().double()
-    randomize(model)
-    batches = small_gpt.batches(case)
+    case = Tensors("1F1B", 0, 2, 2, layers=False)
+    parts: dict[str, nn.Module] = {
+        "embed": nn.Embedding(small_gpt.VOCABULARY, 8),
+        "layers": nn.Sequential(Capped(), Capped()),
+        "head": nn.Linear(8, small_gpt.VOCABULARY),
+    }
+    model = nn.Sequential(OrderedDict(parts)).double()
+    batches = small_tensors.batches(case)
     shards = [
-        piper.shard("layers.*.0.*", axis="tp"),
-        piper.shard("layers.*.1.weight", axis="tp", dim=1),
+        piper.shard("layers.*.up.*", axis="tp"),
+        piper.shard("layers.*.down.weight", axis="tp", dim=1),
     ]
     strategy = case.strategy(TAGS, sgd, clip=CLIP, more=shards)
     with pytest.raises(

@@ -31,7 +31,9 @@ def read_back(directive: Directive, name: str) -> Any:
         strategy = module.body.operations[1]
         *_, op = strategy.regions[0].blocks[0].operations
         attribute: Any = op.attributes[name]
-        return list(attribute) if name == "loss_scale" else attribute.value
+        if name == "loss_scale":
+            return [ir.FloatAttr(number).value for number in attribute]
+        return attribute.value
 
 
 @pytest.mark.parametrize("value", [*SMALL, *LARGE, math.inf])

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from oracle import Step, check_steps, piper_steps, sgd
@@ -21,7 +21,7 @@ from small_gpt import TAGS, batches, captures
 from strategies import Case
 from torch import nn
 
-__all__ = ["DUAL_PIPE_V", "ONE_F_ONE_B", "ZBV", "Compiled", "Strategy", "compiled", "refusal"]
+__all__ = ["DUAL_PIPE_V", "ONE_F_ONE_B", "ZBV", "Compiled", "Source", "Strategy", "compiled", "refusal"]
 
 CLIP = 0.05
 
@@ -39,6 +39,25 @@ class Strategy:
     def __str__(self) -> str:
         """As a test id."""
         return str(self.case)
+
+    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
+        """The program, the model of the first step, and its batches."""
+        shared = captures(tied=True, layers=self.layers)
+        made = batches(self.case, steps=self.steps)
+        directives = self.case.strategy(
+            TAGS, sgd, clip=CLIP, stages=self.sizes, reduce_dtype=self.reduce_dtype
+        )
+        return shared.compile(directives, made[0]), shared.model, made
+
+
+class Source(Protocol):
+    """What compiles a program, equal if it compiles an equal one."""
+
+    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
+        """See `Strategy`."""
+
+    def __hash__(self) -> int:
+        """Made once per process."""
 
 
 ONE_F_ONE_B = Strategy(Case("1F1B", pp=2, dp=2, microbatches=3), (3, 3))
@@ -84,16 +103,10 @@ class Compiled:
 
 
 @cache
-def compiled(strategy: Strategy) -> Compiled:
+def compiled(strategy: Source) -> Compiled:
     """Compile a strategy and train for its steps."""
-    case = strategy.case
-    shared = captures(tied=True, layers=strategy.layers)
-    made = batches(case, steps=strategy.steps)
-    directives = case.strategy(
-        TAGS, sgd, clip=CLIP, stages=strategy.sizes, reduce_dtype=strategy.reduce_dtype
-    )
-    program = shared.compile(directives, made[0])
-    return Compiled(program, shared.model, made, _train(program, shared.model, made))
+    program, model, made = strategy.compile()
+    return Compiled(program, model, made, _train(program, model, made))
 
 
 def _train(

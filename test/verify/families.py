@@ -6,11 +6,27 @@ steps, so that what one step leaves behind is used.
 
 from __future__ import annotations
 
-import torch
-from compiled import Strategy
-from sharded import Sharded
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["FAMILIES"]
+import piper
+import small_moe
+import small_tensors
+import torch
+from compiled import Source, Strategy
+from oracle import sgd
+from piper.strategy import Directive
+from piper_runtime import Program
+from sharded import Sharded
+from small_gpt import IGNORED, TAGS, VOCABULARY
+from small_moe import Experted
+from small_tensors import Config, Tensors
+from torch import Tensor, nn
+
+__all__ = ["EXCHANGES", "FAMILIES"]
+
+LENGTH = 4
 
 
 def _family(case: Sharded, *, reduce_dtype: torch.dtype | None = None) -> Strategy:
@@ -31,3 +47,67 @@ FAMILIES = {
     "HSDP 2 x 2, stage 2": _family(Sharded("1F1B", 2, 2, 2, zero=2, rep=2)),
     "DualPipe, ZeRO-3": _family(Sharded("DualPipe", 2, 2, 4, zero=3)),
 }
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """Experts that ranks share out."""
+
+    case: Experted
+
+    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
+        """See `Strategy`."""
+        shared, made = small_moe.captures(), small_moe.batches(self.case, steps=2)
+        return shared.compile(self.case.plan(), made[0]), shared.model, made
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Layers that ranks share out, along weights, the sequence, or both."""
+
+    case: Tensors
+    weights: bool = True
+    sequence: bool = False
+
+    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
+        """See `Strategy`; without weights the axis holds data, and its name is `cp`."""
+        case, shared = self.case, small_tensors.captures(Config())
+        made = [_tokens(case.parts * 2, seed=step) for step in range(2)]
+        strategy = piper.Strategy(mesh=self._mesh, directives=[*self._directives()])
+        return shared.compile(strategy, made[0]), shared.model, made
+
+    @property
+    def _mesh(self) -> dict[str, int]:
+        mesh = dict(self.case.mesh)
+        return mesh if self.weights else {"pp": mesh["pp"], "cp": mesh["tp"]}
+
+    def _directives(self) -> Iterator[Directive]:
+        case = self.case
+        yield from (piper.annotate(TAGS), piper.split(microbatches=case.microbatches))
+        yield from (piper.place(stages=case.stages), piper.order(case.schedule))
+        yield piper.update(sgd, clip=small_tensors.CLIP)
+        if self.weights:
+            yield from case.shards()
+            if self.sequence:
+                yield piper.sequence("tp", {"ids": 1})
+        else:
+            yield piper.sequence("cp", {"ids": 1, "labels": 1})
+            yield piper.replicate(axis="cp", zero=case.zero)
+
+
+def _tokens(rows: int, *, seed: int) -> dict[str, Tensor]:
+    """Rows of tokens, some without a label that counts."""
+    draw = torch.Generator().manual_seed(seed)
+    ids, labels = torch.randint(VOCABULARY, (2, rows, LENGTH), generator=draw)
+    labels[0, 1:] = IGNORED
+    return {"ids": ids, "labels": labels}
+
+
+EXCHANGES: dict[str, Source] = {
+    "experts, ZeRO-0": _Experts(Experted("1F1B", 2, 0, 2, ep=2)),
+    "experts, DualPipeV, ZeRO-2": _Experts(Experted("DualPipeV", 2, 0, 4, ep=2, zero=2)),
+    "tensors": _Layers(Tensors("1F1B", 3, 0, 2)),
+    "tensors and sequence": _Layers(Tensors("1F1B", 2, 0, 2), sequence=True),
+    "context, ZeRO-1": _Layers(Tensors("1F1B", 2, 0, 2, zero=1), weights=False, sequence=True),
+}
+"""What ranks exchange within a microbatch, by what they share out."""

@@ -15,12 +15,12 @@ from piper.mlir import ir
 
 __all__ = ["SLIPS", "Change", "Slip"]
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MESSAGES = ("send", "recv", "transfer")
 STATES = ("read", "write", "update")
 SUMS = ("accumulate", "sum", "sumsq", "slice", "convert")
 COMMUNICATION = (*COLLECTIVES, *MESSAGES)
-ALL = (*COMMUNICATION, *STATES, *SUMS, "free", "record")
+ALL = (*COMMUNICATION, *STATES, *SUMS, "host_wait", "free", "record")
 
 Change = Callable[[], object]
 Slip = Callable[[ir.Operation], Iterator[Change]]
@@ -58,8 +58,14 @@ def _earlier(op: ir.Operation, type_: ir.Type) -> list[Value]:
     return found[::-1]
 
 
-def _tensors(values: Sequence[Value]) -> list[tuple[int, Value]]:
+def _data(values: Sequence[Value]) -> list[tuple[int, Value]]:
+    """Tensors, and the sizes that the host knows."""
     return [(index, value) for index, value in enumerate(values) if not _is_event(value)]
+
+
+def _tensors(values: Sequence[Value]) -> list[tuple[int, Value]]:
+    data = _data(values)
+    return [(index, value) for index, value in data if isinstance(value.type, ir.RankedTensorType)]
 
 
 def _is_event(value: Value) -> bool:
@@ -95,7 +101,7 @@ def _set(op: ir.Operation, **attributes: ir.Attribute) -> Change:
 def drop(op: ir.Operation) -> Iterator[Change]:
     """Use what it continues or was given, or else an earlier value, in place of what it makes."""
     instead: dict[int, Value] = {}
-    for index, result in _tensors(op.results):
+    for index, result in _data(op.results):
         own = [value for value in op.operands if value.type == result.type][::-1]
         known = own or _earlier(op, result.type)
         if known:
@@ -319,7 +325,7 @@ def bucket(op: ir.Operation) -> Iterator[Change]:
 
 def operand(op: ir.Operation) -> Iterator[Change]:
     """Take one of the last two other values of the type."""
-    for index, value in _tensors(op.operands):
+    for index, value in _data(op.operands):
         others = [other for other in _earlier(op, value.type) if other != value]
         for other in others[:2]:
             yield _take(op, index, other)
@@ -334,7 +340,7 @@ def _take(op: ir.Operation, index: int, value: Value) -> Change:
 
 def swap(op: ir.Operation) -> Iterator[Change]:
     """Exchange what two instructions of one kind make: the next one of equal type."""
-    for index, result in _tensors(op.results)[:1]:
+    for index, result in _data(op.results)[:1]:
         for other in _siblings(op)[_siblings(op).index(op) + 1 :]:
             if other.name == op.name and other.results[index].type == result.type:
                 yield _exchange(result, other.results[index])
@@ -399,13 +405,16 @@ SLIPS: dict[str, tuple[tuple[str, ...], Slip]] = {
     "move": (ALL, move),
     "other communicator": (COMMUNICATION, communicator),
     "other axes": ((*COLLECTIVES, "slice"), axis),
-    "other dim": (("all_gather", "reduce_scatter", "slice"), dim),
-    "other microbatch": ((*COMMUNICATION, "input", "run"), microbatch),
+    "other dim": (("all_gather", "reduce_scatter", "all_to_all", "slice"), dim),
+    "other microbatch": ((*COMMUNICATION, "input", "run", "host_wait"), microbatch),
     "other dtype": ((*COLLECTIVES, *SUMS), dtype),
     "other slot": (("read", "write"), slot),
     "other bucket": ((*STATES, "accumulate", "sum"), bucket),
-    "other operand": ((*COMMUNICATION, *STATES, *SUMS, "run", "output", "tangent"), operand),
-    "results exchanged": ((*COLLECTIVES, *STATES, *SUMS, "recv", "transfer"), swap),
+    "other operand": (
+        (*COMMUNICATION, *STATES, *SUMS, "run", "output", "tangent", "host_wait"),
+        operand,
+    ),
+    "results exchanged": ((*COLLECTIVES, *STATES, *SUMS, "recv", "transfer", "host_wait"), swap),
     "wait dropped": ((), wait),
     "value kept": (("free",), keep),
     "value freed early": (("free",), free_early),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from compiled import Compiled, refusal
+from exchange_slips import EXCHANGE_SLIPS, touches_exchange
 from mutations import body_of, programs_of
 from oracle import check_steps
 from piper.mlir import ir
@@ -40,7 +41,7 @@ class Mutant:
 
     def apply(self, module: ir.Module) -> str:
         """Make the change in an equal module, and say where it was made."""
-        _, slip = SLIPS[self.slip]
+        _, slip = EXCHANGE_SLIPS[self.slip]
         op = _instructions(module)[self.place]
         text = str(op).partition(" loc(")[0]
         list(slip(op))[self.number]()
@@ -63,19 +64,25 @@ class Verdict:
         return f"{slip} ({number}) of `{self.instruction}`: {self.outcome}: {self.reason}"
 
 
-def mutants_at(base: Compiled, level: str) -> list[Mutant]:
-    """All mutants of a compiled program at a level."""
+def mutants_at(base: Compiled, level: str, *, exchanges: bool = False) -> list[Mutant]:
+    """All mutants of a compiled program at a level; or those about what ranks exchange."""
     with ir.Context():
-        return mutants_of(ir.Module.parse(base.level(level)))
+        return mutants_of(ir.Module.parse(base.level(level)), exchanges=exchanges)
 
 
-def mutants_of(module: ir.Module) -> list[Mutant]:
-    """All mutants of the training step, by kind of slip, then in the order of the text."""
-    ops = _instructions(module)
+def mutants_of(module: ir.Module, *, exchanges: bool = False) -> list[Mutant]:
+    """All mutants of the training step, by kind of slip, then in the order of the text.
+
+    With `exchanges` those of instructions that exchange values of microbatches, or make or use
+    what is exchanged, with more kinds of slips.
+    """
+    ops = list(enumerate(_instructions(module)))
+    if exchanges:
+        ops = [(place, op) for place, op in ops if touches_exchange(op)]
     return [
         Mutant(name, place, number)
-        for name, (kinds, slip) in SLIPS.items()
-        for place, op in enumerate(ops)
+        for name, (kinds, slip) in (EXCHANGE_SLIPS if exchanges else SLIPS).items()
+        for place, op in ops
         if not kinds or op.name.removeprefix("piper.") in kinds
         for number, _ in enumerate(slip(op))
     ]

@@ -109,7 +109,8 @@ class Symbols:
         """
         if self.update is None or "loss_scale" not in self.update.attributes:
             return ()
-        return tuple(ir.DenseF64ArrayAttr(self.update.attributes["loss_scale"]))
+        numbers = ir.ArrayAttr(self.update.attributes["loss_scale"])
+        return tuple(ir.FloatAttr(number).value for number in numbers)
 
     @cached_property
     def scaled_entries(self) -> frozenset[str]:

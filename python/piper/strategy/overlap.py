@@ -19,8 +19,8 @@ class Overlap(Directive):
     `F.dispatch` is what is exchanged; pieces of the backward chunk are named `B`. Each stands once
     in `order`, behind what it uses. What one stream gets of it, it does in that order.
 
-    Without the directive cells that may overlap take turns: a piece of the backward cell first, as
-    others wait for it, and the host waits for counts once the next piece of compute is queued.
+    Without the directive cells that may overlap take turns, a piece of the backward cell first, as
+    others wait for it. What a piece exchanges is issued right behind it.
 
     Raises:
         ValueError: an empty tag, or no order.

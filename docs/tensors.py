@@ -1,0 +1,142 @@
+"""The program of docs/tensors.md: an unmodified Llama, by 1F1B, tensor parallelism and ZeRO-1.
+
+python docs/tensors.py DIR     # compile it to a folder; what ranks hold and exchange, by formula
+"""
+
+from __future__ import annotations
+
+import sys
+
+import piper
+import torch
+from piper.simulate import ProgramFacts
+from piper.simulate.communication import measure_traffic
+from piper_runtime import Program
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+# A layer of Llama 3 8B (Grattafiori et al., 2024, "The Llama 3 Herd of Models"), four of 32 layers,
+# and a small vocabulary.
+WIDTH, HIDDEN, HEADS, KEY_HEADS, LAYERS, VOCABULARY = 4096, 14336, 32, 8, 4, 4096
+TOKENS, MICROBATCHES, PP, DP, TP = 4096, 4, 2, 2, 8
+ROWS = TOKENS * WIDTH * torch.bfloat16.itemsize
+Batch = dict[str, Tensor]
+
+
+def make_model() -> nn.Module:
+    """The model of transformers, without memory for its weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=WIDTH,
+        intermediate_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        num_hidden_layers=LAYERS,
+        vocab_size=VOCABULARY,
+    )
+    with torch.device("meta"):
+        model: nn.Module = LlamaForCausalLM(config)
+    return model.bfloat16()
+
+
+def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy of the next token."""
+    logits = model(input_ids=batch["ids"], use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW."""
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
+def make_strategy() -> piper.Strategy:
+    """32 ranks: on two pipeline stages, two replicas of eight ranks that share products out."""
+    return piper.Strategy(
+        mesh={"pp": 2, "dp": 2, "tp": 8},
+        directives=[
+            piper.annotate({"model.embed_tokens": "embed", "model.layers.*": "layer"}),
+            piper.annotate({"model.norm": "head", "lm_head": "head"}),
+            piper.split(microbatches=4),
+            piper.place(stages=2),
+            piper.order("1F1B"),
+            piper.shard("*.[qkv]_proj.weight", axis="tp", dim=0),
+            piper.shard("*.o_proj.weight", axis="tp", dim=1),
+            piper.shard("*.gate_proj.weight", axis="tp", dim=0),
+            piper.shard("*.up_proj.weight", axis="tp", dim=0),
+            piper.shard("*.down_proj.weight", axis="tp", dim=1),
+            piper.replicate(axis="dp", zero=1),
+            piper.update(adamw, clip=1.0),
+        ],
+    )
+
+
+def layer_bytes() -> int:
+    """What a rank sends for a layer and microbatch: two sums each forward and backward."""
+    return 4 * 2 * (TP - 1) * ROWS // TP
+
+
+def compile_one(strategy: piper.Strategy) -> Program:
+    """The program of a strategy, without data."""
+    tokens = torch.zeros(DP * MICROBATCHES, TOKENS, dtype=torch.int64)
+    return piper.compile(make_model(), loss_fn, strategy, {"ids": tokens, "labels": tokens})
+
+
+def holdings(facts: ProgramFacts) -> Table:
+    """What ranks at pp 0 hold of weights that they share out and of all else."""
+    manifest = facts.manifest
+    numel = {state.name: state.numel for state in manifest.states}
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("parameters of pp 0")
+    for column in ("all", "of a rank", "with optimizer state"):
+        table.add_column(column, justify="right")
+    for name, is_sharded in (("of products", True), ("others", False)):
+        held = [b for b in manifest.buckets if 0 in b.holders and b.grad_dtype]
+        held = [bucket for bucket in held if bool(bucket.varying_axes) == is_sharded]
+        whole = sum(numel[member] for bucket in held for member in bucket.members)
+        slots = (sum(b.slot_numel(s, manifest.mesh) for b in held) for s in ("compute", "value"))
+        table.add_row(name, *(f"{size:,}" for size in (whole, *slots)))
+    return table
+
+
+def exchanges() -> Table:
+    """What the layers of a rank exchange in a step, by formula."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("along tp", "formula"):
+        table.add_column(column)
+    table.add_column("bytes that a rank sends", justify="right")
+    table.add_row("a layer and microbatch", "4 x 2 T D b (R - 1) / R", f"{layer_bytes():,}")
+    table.add_row("a step", "L M times that", f"{step_bytes():,}")
+    return table
+
+
+def step_bytes() -> int:
+    """The bytes that a rank sends along `tp` in a step, by formula."""
+    return LAYERS // PP * MICROBATCHES * layer_bytes()
+
+
+def main(folder: str) -> None:
+    """Compile, and compare formulas with the program.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    program = compile_one(make_strategy())
+    program.save(folder)
+    facts = ProgramFacts.read(program)
+    console = Console(width=100)
+    console.print(holdings(facts))
+    console.print()
+    console.print(exchanges())
+    moved = [item.num_bytes for item in measure_traffic(facts) if item.comm.axes == ("tp",)]
+    if moved != PP * [step_bytes()]:
+        raise SystemExit(f"the program exchanges {moved} bytes, expected {step_bytes():,} each")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit((__doc__ or "").strip())
+    main(sys.argv[1])
