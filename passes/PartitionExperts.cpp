@@ -236,7 +236,8 @@ private:
     for (auto [names, value] : llvm::zip(rule.operands, op.getInputs()))
       for (auto [dim, name] : llvm::enumerate(names)) {
         if (!isGrouped(op) && findChange(value, dim) && !kept.contains(name))
-          return fail(op) << "but sums over dim " << dim << " of operand "
+          return fail(op) << "but needs the whole of dim " << dim
+                          << " of operand "
                           << "of type " << value.getType();
       }
     bool divided = false, whole = false;

@@ -54,7 +54,7 @@ public:
         if (failed(checkDim(name, argument, dim.getInt())))
           return failure();
         lengths.insert(getSize(argument, dim.getInt()));
-        positions.insert({argument, size_t(dim.getInt())});
+        positions[{argument, size_t(dim.getInt())}] = Exact;
       }
     if (positions.empty())
       return sequence.emitOpError("expected names of inputs, of which the step "
@@ -68,6 +68,11 @@ public:
 
 private:
   using Dim = std::pair<Value, size_t>;
+  /// What a dim holds: positions, or, joined with the dims before by a view,
+  /// this number of them in a row.
+  using Joined = int64_t;
+  using Names = llvm::StringMap<Joined>;
+  static constexpr Joined Exact = 0;
 
   static int64_t getSize(Value value, size_t dim) {
     return cast<RankedTensorType>(value.getType()).getDimSize(dim);
@@ -87,80 +92,173 @@ private:
       return fail(op)
              << "numbers positions from 0 on every rank, expected them "
                 "as an input of the batch, such as position_ids";
-    llvm::StringSet<> names;
+    Names names;
     Rule rule;
     if (StringAttr text = op.getFacts().getRule())
       rule = *parseRule(text);
     for (auto [number, value] : llvm::enumerate(op.getInputs()))
       for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
-        if (positions.contains({value, dim})) {
+        if (auto found = positions.find({value, dim});
+            found != positions.end()) {
           if (!op.getFacts().getRule())
             return fail(op) << "has no rule that says whether it sees one "
                                "position at a time";
-          names.insert(rule.operands[number][dim]);
+          names[rule.operands[number][dim]] = found->second;
         }
+    if (failed(checkTerms(op, rule)))
+      return failure();
     if (names.empty())
-      return success();
+      return markSame(op, rule);
     if (op.getOpName() == forwardOp || op.getOpName() == backwardOp)
       return markAttention(op);
-    return op.isView() ? markView(op, rule, names) : mark(op, rule, names);
+    if (failed(checkOthers(op, rule, names)))
+      return failure();
+    return isReshape(op) ? markView(op, rule, names) : mark(op, rule, names);
+  }
+
+  /// Whether an op only groups elements differently.
+  static bool isReshape(TorchOp op) {
+    auto count = [](Value value) {
+      return cast<RankedTensorType>(value.getType()).getNumElements();
+    };
+    return op.isView() && op.getInputs().size() == 1 &&
+           llvm::all_of(op.getResults(), [&](Value result) {
+             return count(result) == count(op.getInputs()[0]);
+           });
+  }
+
+  /// A sum over positions that a rank has is a term of the sum. It may be
+  /// reported or added to a gradient, where terms are summed, and until then
+  /// pass through ops that are linear in terms alone.
+  LogicalResult checkTerms(TorchOp op, const Rule &rule) {
+    auto isTerm = [&](Value value) { return terms.contains(value); };
+    if (!llvm::any_of(op.getInputs(), isTerm) ||
+        op.getOpName() == "aten.nll_loss_backward.default") // of a sum
+      return success();
+    if (!rule.isLinear || !llvm::all_of(op.getInputs(), isTerm))
+      return fail(op)
+             << "goes on with a sum over the part of the sequence that "
+                "a rank has";
+    terms.insert_range(op.getResults());
+    return success();
+  }
+
+  /// What is beside positions is made from them, or the same for all of them: a
+  /// table of all positions would be read from its start on every rank.
+  LogicalResult checkOthers(TorchOp op, const Rule &rule, const Names &names) {
+    for (auto [dims, value] : llvm::zip(rule.operands, op.getInputs()))
+      for (auto [dim, name] : llvm::enumerate(dims))
+        if (names.contains(name) && getSize(value, dim) > 1 &&
+            !positions.contains({value, dim}) && !isSame(value, dim))
+          return fail(op) << "takes an operand of type " << value.getType()
+                          << " of which dim " << dim
+                          << " is not that of an input's sequence, expected "
+                             "values by positions that are an input, such as "
+                             "position_ids";
+    return success();
+  }
+
+  /// Whether a value is the same along a dim: filled with one number, or
+  /// repeated.
+  bool isSame(Value value, size_t dim) const {
+    return filled.contains(value) || repeated.contains({value, dim});
+  }
+
+  LogicalResult markSame(TorchOp op, const Rule &rule) {
+    StringRef name = op.getOpName();
+    auto isFilled = [&](Value value) { return filled.contains(value); };
+    bool fills = name.contains("full") || name.contains("zeros") ||
+                 name.contains("ones") || name.contains("scalar_tensor");
+    if (fills ||
+        (!op.getInputs().empty() && llvm::all_of(op.getInputs(), isFilled)))
+      filled.insert_range(op.getResults());
+    if (name != "aten.expand.default" || !op.getFacts().getRule())
+      return success();
+    for (auto [dim, factor] : llvm::enumerate(rule.results.front()))
+      if (!llvm::is_contained(rule.operands.front(), factor))
+        repeated.insert({op.getResult(0), dim});
+    return success();
   }
 
   static int64_t getRank(Value value) {
     return cast<RankedTensorType>(value.getType()).getRank();
   }
 
+  /// Queries, keys and values, gradients and what was kept, have positions at
+  /// one dim.
   LogicalResult markAttention(TorchOp op) {
+    for (Value value : op.getInputs())
+      for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
+        if (positions.contains({value, dim}) != (dim == keyDim))
+          return fail(op) << "expected queries, keys and values with positions "
+                             "along dim 2";
     for (Value result : op.getResults())
-      positions.insert({result, keyDim});
+      positions[{result, keyDim}] = Exact;
+    attentions.insert(op);
     return success();
   }
 
   /// Every factor with positions is one of each result, or summed over.
-  LogicalResult mark(TorchOp op, const Rule &rule,
-                     const llvm::StringSet<> &names) {
+  LogicalResult mark(TorchOp op, const Rule &rule, const Names &names) {
     for (auto [dims, result] :
          llvm::zip(getResultDims(op, rule), op.getResults())) {
-      for (auto &entry : names)
-        if (!llvm::is_contained(dims, entry.getKey()) &&
-            !llvm::is_contained(rule.sums, entry.getKey()))
+      for (auto &entry : names) {
+        if (llvm::is_contained(dims, entry.getKey()))
+          continue;
+        if (!llvm::is_contained(rule.sums, entry.getKey()))
           return fail(op) << "sees several positions of the sequence at once";
+        terms.insert(result);
+      }
       for (auto [dim, name] : llvm::enumerate(dims))
-        if (names.contains(name))
-          positions.insert({result, dim});
+        if (auto found = names.find(name); found != names.end())
+          positions[{result, dim}] = found->second;
     }
     return success();
   }
 
   /// A view may join positions with the dims before them, and split them off
-  /// again: all dims that hold some of them count.
-  LogicalResult markView(TorchOp op, const Rule &rule,
-                         const llvm::StringSet<> &names) {
+  /// again.
+  LogicalResult markView(TorchOp op, const Rule &rule, const Names &names) {
     const Rule::Dims &before = rule.operands.front();
-    llvm::StringSet<> kept;
-    for (const Rule::Dims &dims : getResultDims(op, rule))
-      kept.insert_range(dims);
-    llvm::StringSet<> holding;
+    const Rule::Dims &after = rule.results.front();
+    Value from = op.getInputs()[0], to = op.getResult(0);
     for (auto [dim, name] : llvm::enumerate(before)) {
-      if (!names.contains(name))
+      auto found = names.find(name);
+      if (found == names.end())
         continue;
       size_t head = dim;
-      while (head > 0 && !kept.contains(before[head]))
+      while (head > 0 && !llvm::is_contained(after, before[head]))
         --head;
-      if (!kept.contains(before[head]))
+      size_t there = llvm::find(after, before[head]) - after.begin();
+      bool isLast = dim + 1 == before.size() ||
+                    llvm::is_contained(after, before[dim + 1]) ||
+                    getSize(from, dim + 1) == 1;
+      if (there == after.size() || !isLast)
         return fail(op) << "cuts the sequence apart";
-      holding.insert(before[head]);
+      if (head != dim) // joined with what is before
+        positions[{to, there}] =
+            found->second ? found->second : getSize(from, dim);
+      else if (getSize(from, dim) == getSize(to, there))
+        positions[{to, there}] = found->second;
+      else if (failed(split(op, after, before, there, found->second)))
+        return failure();
     }
-    for (auto [dims, result] :
-         llvm::zip(getResultDims(op, rule), op.getResults())) {
-      bool within = false;
-      for (auto [dim, name] : llvm::enumerate(dims)) {
-        if (llvm::is_contained(before, name))
-          within = holding.contains(name);
-        if (within && !Rule::isOne(name))
-          positions.insert({result, dim});
-      }
-    }
+    return success();
+  }
+
+  /// Finds the positions among the dims that a joined dim is split into.
+  LogicalResult split(TorchOp op, const Rule::Dims &after,
+                      const Rule::Dims &before, size_t head, Joined length) {
+    Value to = op.getResult(0);
+    size_t last = head;
+    while (last + 1 < after.size() &&
+           !llvm::is_contained(before, after[last + 1]))
+      ++last;
+    while (last > head && getSize(to, last) == 1)
+      --last;
+    if (getSize(to, last) != length)
+      return fail(op) << "cuts the sequence apart";
+    positions[{to, last}] = Exact;
     return success();
   }
 
@@ -170,9 +268,16 @@ private:
     return error;
   }
 
+public:
+  llvm::DenseSet<Operation *> attentions; // over the sequence
+
+private:
   StepOp step;
   DoSequenceOp sequence;
-  llvm::DenseSet<Dim> positions;
+  llvm::DenseMap<Dim, Joined> positions;
+  llvm::DenseSet<Dim> repeated; // dims along which values are the same
+  llvm::DenseSet<Value> filled; // with one number
+  llvm::DenseSet<Value> terms;  // of sums over positions
   llvm::DenseSet<int64_t> lengths;
 };
 
@@ -188,12 +293,13 @@ public:
         builder(step.getContext()) {}
 
   LogicalResult run() {
-    if (failed(PositionChecker(step, sequence).run()))
+    PositionChecker checker(step, sequence);
+    if (failed(checker.run()))
       return failure();
     for (auto op :
          llvm::make_early_inc_range(step.getBlock().getOps<TorchOp>())) {
       bool forward = op.getOpName() == forwardOp;
-      if (!forward && op.getOpName() != backwardOp)
+      if (!checker.attentions.contains(op))
         continue;
       if (failed(check(op, forward ? 3 : 6)))
         return failure();

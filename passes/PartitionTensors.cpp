@@ -223,12 +223,40 @@ private:
   Value getWhole(Value value, Operation *user, TagAttr tag) {
     if (isWhole(value))
       return value;
-    Value &known = wholes[{value, tag}];
-    if (known)
+    if (Value known = wholes.lookup({value, tag}))
       return known;
+    Value made = getWholeView(value, user, tag);
+    if (!made) {
+      builder.setInsertionPoint(user);
+      made =
+          isTerm(value) ? reduce(value, user, tag) : gather(value, user, tag);
+    }
+    return wholes[{value, tag}] = made;
+  }
+
+  /// The whole of a view, as a view of the whole: several views of a part are
+  /// gathered once. Null if it is no such view.
+  Value getWholeView(Value value, Operation *user, TagAttr tag) {
+    auto view = value.getDefiningOp<TorchOp>();
+    if (!view || !view.isView() || view->getNumResults() != 1 ||
+        view.getInputs().size() != 1 || !isPart(value) ||
+        !isPart(view.getInputs()[0]))
+      return {};
+    Value whole = getWhole(view.getInputs()[0], user, tag);
     builder.setInsertionPoint(user);
-    known = isTerm(value) ? reduce(value, user, tag) : gather(value, user, tag);
-    return known;
+    auto copy = cast<TorchOp>(builder.clone(*view));
+    copy.getInputsMutable().assign(whole);
+    copy.setTagAttr(tag);
+    size_t dim = get(value).dim;
+    Rule rule = *parseRule(view.getFacts().getRule());
+    for (const Rule::Size &size : rule.sizes)
+      if (size.name == rule.results.front()[dim])
+        if (int64_t old = size.get(copy.getArgs()).getInt(); old > 0)
+          copy.setArgsAttr(size.set(copy.getArgs(), old * axis.getSize()));
+    Value result = copy.getResult(0);
+    result.setType(
+        resize(value.getType(), dim, getSize(value, dim) * axis.getSize()));
+    return result;
   }
 
   Value reduce(Value value, Operation *user, TagAttr tag) {
@@ -242,10 +270,8 @@ private:
 
   Value gather(Value value, Operation *user, TagAttr tag) {
     size_t dim = get(value).dim;
-    if (value.getDefiningOp<ReadOp>()) { // what is exchanged comes from a chunk
-      value = copyValue(value, builder);
-      value.getDefiningOp<TorchOp>().setTagAttr(tag);
-    }
+    if (value.getDefiningOp<ReadOp>()) // what is exchanged comes from a chunk
+      value = copy(value, tag);
     Type whole =
         resize(value.getType(), dim, getSize(value, dim) * axis.getSize());
     auto op = AllGatherOp::create(
@@ -304,9 +330,20 @@ private:
     if (auto grad = dyn_cast<GradOp>(op))
       return visitGrad(grad);
     for (OpOperand &operand : op->getOpOperands())
-      if (!isWhole(operand.get()))
-        makeWhole(operand, getTagOfMaker(operand.get()));
+      if (!isWhole(operand.get())) {
+        TagAttr tag = getTagOfMaker(operand.get());
+        makeWhole(operand, tag);
+        builder.setInsertionPoint(op); // what the step reports, a chunk makes
+        operand.set(copy(operand.get(), tag));
+      }
     return success();
+  }
+
+  /// A copy that a chunk makes.
+  Value copy(Value value, TagAttr tag) {
+    Value made = copyValue(value, builder);
+    made.getDefiningOp<TorchOp>().setTagAttr(tag);
+    return made;
   }
 
   static TagAttr getTagOfMaker(Value value) {
@@ -370,14 +407,18 @@ private:
       return fail(op) << "but has no rule that says what becomes of its "
                          "results";
     Rule rule = *parseRule(text);
+    // Chunks pass on finished sums.
+    for (OpOperand &operand : op->getOpOperands())
+      if (isTerm(operand.get()) &&
+          getTagOfMaker(operand.get()) != op.getTagAttr())
+        settle(operand, getTagOfMaker(operand.get()));
     if (passTerms(op, rule))
       return success();
     for (OpOperand &operand : op->getOpOperands())
       if (isTerm(operand.get()))
         settle(operand, op.getTagAttr());
-    std::optional<StringRef> factor = chooseFactor(op, rule);
-    if (!factor && asked)
-      factor = asked.getValue();
+    std::optional<StringRef> factor =
+        asked ? asked.getValue() : chooseFactor(op, rule);
     for (auto [names, operand] : llvm::zip(rule.operands, op->getOpOperands()))
       if (isPart(operand.get()) && names[get(operand.get()).dim] != factor)
         makeWhole(operand, op.getTagAttr());

@@ -37,6 +37,11 @@ class ShardPass : public impl::ShardPassBase<ShardPass> {
     auto states = selectStates(shard, shard.getSelect(), /*trainable=*/false);
     if (failed(states))
       return failure();
+    if (axis.getRole() == AxisRole::Manual && shard.getDim() != 0)
+      return shard.emitOpError(
+                 "expected dim 0 along a manual axis, whose ranks "
+                 "have experts of their own, got dim ")
+             << shard.getDim();
     LayoutAttr layout =
         mesh.getRankLayout(Kind::Replicated)
             .withKind(axis.getName(), Kind::Shard, shard.getDim());

@@ -36,13 +36,15 @@ public:
   /// Whether a value of the cluster is one of the step for a microbatch.
   bool standsFor(mlir::Value value, mlir::Value wanted, int64_t mb) const;
 
+  /// Whether an exchange of the cluster is one of the step for a microbatch.
+  bool isSameExchange(mlir::Operation *op, mlir::Operation *wanted,
+                      int64_t mb) const;
+
   /// A value of the step in words.
   std::string describe(mlir::Value value) const;
 
 private:
   void addChunks(RunOp run, mlir::SymbolTable &symbols);
-  bool isSameExchange(mlir::Operation *op, mlir::Operation *wanted,
-                      int64_t mb) const;
   bool isResult(RunOp run, size_t index, mlir::OpResult wanted) const;
 
   StepOp step;

@@ -27,7 +27,8 @@ mlir::LogicalResult verifyCluster(ClusterOp cluster,
 mlir::LogicalResult verifyGradients(ClusterOp cluster,
                                     mlir::SymbolTable &symbols);
 
-/// Runs, which are those of the cluster's step, take what the step says.
+/// Runs, which are those of the cluster's step, take what the step says, and
+/// exchanges are those of the step.
 mlir::LogicalResult verifyDataflow(ClusterOp cluster,
                                    mlir::SymbolTable &symbols);
 

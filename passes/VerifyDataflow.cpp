@@ -8,7 +8,10 @@
 // A run of a cluster takes, for its microbatch, what the step gives to the run
 // of its chunk; transfers on the way change nothing. The halves of a backward
 // chunk take what the whole takes, and the second what the first passes on.
+// What ranks exchange, and what the host waits for, is the step's too, and once
+// per microbatch, also where no run uses it.
 
+#include "passes/ChunkBuilder.h"
 #include "passes/StepValues.h"
 #include "passes/Verify.h"
 
@@ -26,13 +29,50 @@ public:
         numMicrobatches(cluster.getMicrobatches()) {}
 
   LogicalResult run() {
-    for (auto run : cluster.getBlock().getOps<RunOp>())
-      if (failed(checkRun(run)))
+    for (Operation &op : values.getStep().getBlock())
+      if (isExchange(&op))
+        exchanges[getKind(&op)].push_back(&op);
+    for (Operation &op : cluster.getBlock()) {
+      auto run = dyn_cast<RunOp>(op);
+      if ((run && failed(checkRun(run))) ||
+          (isExchange(&op) && failed(checkExchange(&op))))
         return failure();
+    }
     return success();
   }
 
 private:
+  /// What exchanges have in common that may be the same: few do.
+  using ExchangeKind = std::pair<OperationName, Attribute>;
+  static ExchangeKind getKind(Operation *op) {
+    return {op->getName(), op->getAttr("label")};
+  }
+
+  /// An exchange is one of the step, also if nothing uses its result.
+  LogicalResult checkExchange(Operation *op) {
+    auto mb = op->getAttrOfType<IntegerAttr>("mb");
+    if (!mb || mb.getInt() >= numMicrobatches)
+      return op->emitOpError("expected a microbatch below ")
+             << numMicrobatches << ", got " << mb;
+    Operation *known = nullptr;
+    for (Operation *wanted : exchanges.lookup(getKind(op)))
+      if (values.isSameExchange(op, wanted, mb.getInt())) {
+        auto [entry, fresh] = made.try_emplace({wanted, mb.getInt()}, op);
+        if (fresh)
+          return success();
+        known = entry->second;
+      }
+    InFlightDiagnostic error =
+        op->emitOpError(known ? "expected once for microbatch "
+                              : "expected an exchange for microbatch ");
+    error << mb.getInt() << (known ? ", as in " : " that is in ")
+          << cluster.getOfAttr()
+          << (known ? ", got a second time" : ", got another of this kind");
+    if (known)
+      error.attachNote(known->getLoc()) << "the first time is here";
+    return failure();
+  }
+
   LogicalResult checkRun(RunOp run) {
     StepValues::Chunk chunk = values.getChunk(run);
     if (!run.getMb() || int64_t(*run.getMb()) >= numMicrobatches)
@@ -80,6 +120,8 @@ private:
   ClusterOp cluster;
   StepValues values;
   int64_t numMicrobatches;
+  llvm::MapVector<ExchangeKind, SmallVector<Operation *>> exchanges; // of step
+  llvm::DenseMap<std::pair<Operation *, int64_t>, Operation *> made;
 };
 
 } // namespace

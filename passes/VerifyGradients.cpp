@@ -20,8 +20,9 @@ namespace {
 /// What a value is made of by reducing, converting or slicing; null at the end.
 Value getInput(Value value) {
   Operation *op = value.getDefiningOp();
-  if (auto collective = dyn_cast<CollectiveOpInterface>(op))
-    return collective.getInputs()[cast<OpResult>(value).getResultNumber()];
+  if (isa<AllReduceOp, ReduceScatterOp, AllGatherOp>(op))
+    return cast<CollectiveOpInterface>(op)
+        .getInputs()[cast<OpResult>(value).getResultNumber()];
   return isa<ConvertOp, SliceOp>(op) ? op->getOperand(0) : Value();
 }
 

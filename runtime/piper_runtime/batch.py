@@ -136,11 +136,14 @@ def shards(
 def microbatches(
     shard: Mapping[str, Tensor], inputs: Iterable[InputSpec], *, num_microbatches: int
 ) -> list[dict[str, Tensor]]:
-    """Cut one shard (tensors by input name) into microbatches, views of ``InputSpec.shape``."""
+    """Cut one shard (tensors by input name) into microbatches of ``InputSpec.shape``.
+
+    They are contiguous, as kernels take them: views, unless the batch or its batch dim forbids it.
+    """
     parts: list[dict[str, Tensor]] = [{} for _ in range(num_microbatches)]
     for spec in inputs:
         for part, piece in zip(parts, _cut(shard[spec.name], spec, num_microbatches), strict=True):
-            part[spec.name] = piece
+            part[spec.name] = piece.contiguous()
     return parts
 
 

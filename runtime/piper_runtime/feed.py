@@ -51,9 +51,7 @@ def _shards(batch: Any, manifest: Manifest, count: int) -> list[Shard]:
     sequence, inputs = manifest.sequence, manifest.inputs
     if sequence is not None:
         inputs = tuple(sequence.whole(spec) for spec in inputs)
-    return batches.shards(
-        batch, inputs, num_shards=count, num_microbatches=manifest.microbatches
-    )
+    return batches.shards(batch, inputs, num_shards=count, num_microbatches=manifest.microbatches)
 
 
 def _part(shard: Mapping[str, Tensor], manifest: Manifest, rank: int) -> Shard:

@@ -23,8 +23,8 @@ from piper_runtime.determinism import check_agreement, check_environment
 from piper_runtime.determinism import deterministic as deterministic_algorithms
 from piper_runtime.devices import device_for
 from piper_runtime.errors import ProgramError
-from piper_runtime.feed import feed_all, feed_one
 from piper_runtime.faults import Fault, arm, hooked
+from piper_runtime.feed import feed_all, feed_one
 from piper_runtime.gaps import Summary
 from piper_runtime.held import Held
 from piper_runtime.home import Home, make_home

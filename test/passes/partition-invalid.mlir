@@ -28,7 +28,7 @@ piper.strategy @strategy mesh = @mesh {
 }
 piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !w) {
   %w = read @experts.w : !w
-  // expected-error @+1 {{aten.sum.dim_IntList computes with what ranks along axis 'ep' hold parts of, but sums over dim 0 of operand of type 'tensor<2x8x8xf32>'}}
+  // expected-error @+1 {{aten.sum.dim_IntList computes with what ranks along axis 'ep' hold parts of, but needs the whole of dim 0 of operand of type 'tensor<2x8x8xf32>'}}
   %0 = torch "aten.sum.dim_IntList"(%w, [0]) facts <pure, rule = "e o i -> o i"> tag <"a.0" F> : (!w) -> tensor<8x8xf32>
   output "y" %0 : tensor<8x8xf32>
 }

@@ -55,19 +55,52 @@ piper.step @train phase = captured mesh = @mesh inputs ["k"] dims [0] (%k: !k) {
 
 // -----
 
-// The gradient of a column is none of a row.
+// Positions of a sequence are shared out evenly.
 !w = tensor<8x8xf32>
-piper.mesh @mesh [tp = 2 auto]
+!x = tensor<6x8xf32>
+piper.mesh @mesh [tp = 4 auto]
 piper.state @w parameter : !w
 piper.strategy @strategy mesh = @mesh {
-  // expected-note @+1 {{states are shared out here}}
   piper.do.shard <state = "w"> axis = "tp" dim = 1
+  // expected-error @+1 {{expected a dim of input 'x' that 4 ranks of axis 'tp' divide, got dim 0 of 'tensor<6x8xf32>'}}
+  piper.do.sequence axis = "tp" dims = {x = 0}
+}
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %w = read @w : !w
+  %y = torch "aten.mm.default"(%x, %w) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"a.0" F> : (!x, !w) -> !x
+  output "y" %y : !x
+}
+
+// -----
+
+// A dim that an input has not.
+!w = tensor<8x8xf32>
+piper.mesh @mesh [tp = 4 auto]
+piper.state @w parameter : !w
+piper.strategy @strategy mesh = @mesh {
+  piper.do.shard <state = "w"> axis = "tp" dim = 1
+  // expected-error @+1 {{expected a dim of input 'x' that 4 ranks of axis 'tp' divide, got dim 2 of 'tensor<8x8xf32>'}}
+  piper.do.sequence axis = "tp" dims = {x = 2}
 }
 piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !w) {
   %w = read @w : !w
-  %0 = torch "aten.mul.Tensor"(%w, %x) facts <pure, rule = "a b, a b -> a b"> tag <"a.0" F> : (!w, !w) -> !w
-  output "y" %0 : !w
-  %1 = torch "aten.t.default"(%w) facts <view, rule = "a b -> b a; linear"> tag <"a.0" B> : (!w) -> !w
-  // expected-error @+1 {{expected the gradient of the part of @w that a rank along axis 'tp' holds, got that of another dim}}
-  grad @w %1 tag <"a.0" B> : !w
+  %y = torch "aten.mm.default"(%x, %w) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"a.0" F> : (!w, !w) -> !w
+  output "y" %y : !w
+}
+
+// -----
+
+// No input that an op uses is named.
+!w = tensor<8x8xf32>
+piper.mesh @mesh [tp = 4 auto]
+piper.state @w parameter : !w
+piper.strategy @strategy mesh = @mesh {
+  piper.do.shard <state = "w"> axis = "tp" dim = 1
+  // expected-error @+1 {{expected inputs whose sequence dim ops keep, of which the step has ["x"], got {y = 0 : i64}}}
+  piper.do.sequence axis = "tp" dims = {y = 0}
+}
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !w) {
+  %w = read @w : !w
+  %y = torch "aten.mm.default"(%x, %w) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"a.0" F> : (!w, !w) -> !w
+  output "y" %y : !w
 }

@@ -184,3 +184,31 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches
   // expected-error @+1 {{expected to continue the sum of @w$b at coordinate 0 so far, got another `onto`}}
   %G1 = accumulate @w$b %g1 at 0 : !x -> !x
 }
+
+// -----
+
+// A contribution is not what another rank made, although it is of one type.
+
+!x = tensor<4xf32, #piper.layout<ep = varying>>
+piper.mesh @mesh [pp = 1 unrolled, ep = 2 manual]
+piper.stream @ep
+piper.state @w parameter : tensor<8xf32> layout <ep = shard(0)> holders [0]
+piper.bucket @w$b [@w] value : !x grad : !x
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x {
+  %g = pack @w$b %x : !x -> !x
+  return %g : !x
+}
+piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] microbatches = 1 homes [[0]] (%x: !x) {
+  %0 = run @a.0$F(%x) : (!x) -> !x
+  %1 = run @a.0$B(%0) : (!x) -> !x
+}
+piper.cluster @train$cluster of @train phase = connected mesh = @mesh microbatches = 1 {
+  %i = input "x" mb 0 at 0 : !x
+  %0 = run @a.0$F(%i) mb 0 at 0 : (!x) -> !x
+  %g = run @a.0$B(%0) mb 0 at 0 : (!x) -> !x
+  // expected-note @+1 {{it is made here}}
+  %h = all_to_all %g at [0] dim 0 over ["ep"] as "a.0 dispatch" mb 0 on @ep : !x -> !x
+  // expected-error @+1 {{expected a contribution to @w$b, got another value}}
+  %G = sum bucket @w$b %h at 0 : !x -> !x
+}

@@ -40,6 +40,8 @@ def test_shards_are_outer_and_microbatches_inner() -> None:
     assert torch.equal(inner[0]["ids"], batch()["ids"][4:6])
     assert torch.equal(inner[1]["columns"], batch()["columns"][:, 6:8])
     assert all(torch.equal(part["mask"], batch()["mask"]) for part in (*parts, *inner))
+    assert inner[0]["ids"].data_ptr() == parts[1]["ids"].data_ptr(), "a view where it can be"
+    assert all(value.is_contiguous() for part in inner for value in part.values())
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_mesh_may_be_one_rank() -> None:
     [
         ({"pp": 0}, "axis 'pp' must have an int size of at least 1, got 0"),
         ({"dp": 1.5}, "axis 'dp' must have an int size of at least 1, got 1.5"),
-        ({"cp": 2}, "axis 'cp' is not implemented yet, expected one of pp .unrolled., dp .manual."),
+        ({"sp": 2}, "axis 'sp' is not implemented yet, expected one of pp .unrolled., dp .manual."),
         ({"data": 2}, "axis 'data' is unknown, expected one of pp"),
     ],
 )

@@ -23,11 +23,11 @@ def make_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def read_back(directive: Directive, name: str) -> Any:
-    """An attribute of the op of a directive that stands last in a strategy."""
+    """An attribute of the op of a directive that stands last, after a second print."""
     mesh = {"dp": 1, "ep": 2}
     text = Strategy(mesh=mesh, directives=[replicate(axis=("dp", "ep")), directive]).ir()
     with ir.Context():
-        module = ir.Module.parse(text)
+        module = ir.Module.parse(str(ir.Module.parse(text)))
         strategy = module.body.operations[1]
         *_, op = strategy.regions[0].blocks[0].operations
         attribute: Any = op.attributes[name]

@@ -21,7 +21,16 @@ from small_gpt import TAGS, batches, captures
 from strategies import Case
 from torch import nn
 
-__all__ = ["DUAL_PIPE_V", "ONE_F_ONE_B", "ZBV", "Compiled", "Source", "Strategy", "compiled", "refusal"]
+__all__ = [
+    "DUAL_PIPE_V",
+    "ONE_F_ONE_B",
+    "ZBV",
+    "Compiled",
+    "Source",
+    "Strategy",
+    "compiled",
+    "refusal",
+]
 
 CLIP = 0.05
 

@@ -30,10 +30,10 @@ def _is_exchange(op: ir.Operation) -> bool:
 
 
 def touches_exchange(op: ir.Operation) -> bool:
-    """Whether an instruction exchanges values of a microbatch, makes or uses such, or sends."""
+    """Whether an instruction exchanges values of a microbatch, makes or uses such, sends or sums."""
     makers = [value.owner.operation for value in op.operands]
     users = [use.owner.operation for result in op.results for use in result.uses]
-    return _name(op) in ("send", "recv", "transfer") or any(
+    return _name(op) in ("send", "recv", "transfer", "sum", "accumulate") or any(
         _is_exchange(other) for other in (op, *makers, *users)
     )
 
@@ -141,7 +141,9 @@ def other_coordinate(op: ir.Operation) -> Iterator[Change]:
     """Take place at another coordinate of a cluster."""
     if "at" not in op.attributes:
         return
-    for at in {str(o.attributes["at"]): o.attributes["at"] for o in _siblings(op) if "at" in o.attributes}.values():
+    for at in {
+        str(o.attributes["at"]): o.attributes["at"] for o in _siblings(op) if "at" in o.attributes
+    }.values():
         if type(at) is type(op.attributes["at"]) and at != op.attributes["at"]:
             yield _set(op, at=at)
 
@@ -151,7 +153,11 @@ def exchange_once_more(op: ir.Operation) -> Iterator[Change]:
     assert op.parent is not None
     if op.parent.name != "piper.cluster":
         return
-    streams = {str(o.attributes["over"]): o for o in _siblings(op) if _is_exchange(o) and "over" in o.attributes}
+    streams = {
+        str(o.attributes["over"]): o
+        for o in _siblings(op)
+        if _is_exchange(o) and "over" in o.attributes
+    }
     at = _place(op)
     if at is None:
         return
@@ -166,7 +172,11 @@ def _place(op: ir.Operation) -> int | None:
     if "at" not in op.attributes:
         return None
     at = op.attributes["at"]
-    return ir.IntegerAttr(at).value if isinstance(at, ir.IntegerAttr) else next(iter(ir.DenseI64ArrayAttr(at)))
+    return (
+        ir.IntegerAttr(at).value
+        if isinstance(at, ir.IntegerAttr)
+        else next(iter(ir.DenseI64ArrayAttr(at)))
+    )
 
 
 def _exchanged(op: ir.Operation, index: int, like: ir.Operation, at: int) -> Change:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import piper
@@ -15,18 +16,19 @@ import small_moe
 import small_tensors
 import torch
 from compiled import Source, Strategy
-from oracle import sgd
+from oracle import randomize, sgd
 from piper.strategy import Directive
 from piper_runtime import Program
 from sharded import Sharded
-from small_gpt import IGNORED, TAGS, VOCABULARY
+from small_gpt import IGNORED, TAGS, VOCABULARY, token_loss
 from small_moe import Experted
-from small_tensors import Config, Tensors
+from small_tensors import HEADS, WIDTH, Config, Tensors
+from strategies import Captures
 from torch import Tensor, nn
 
 __all__ = ["EXCHANGES", "FAMILIES"]
 
-LENGTH = 4
+LENGTH = 6
 
 
 def _family(case: Sharded, *, reduce_dtype: torch.dtype | None = None) -> Strategy:
@@ -71,7 +73,7 @@ class _Layers:
 
     def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
         """See `Strategy`; without weights the axis holds data, and its name is `cp`."""
-        case, shared = self.case, small_tensors.captures(Config())
+        case, shared = self.case, _captures()
         made = [_tokens(case.parts * 2, seed=step) for step in range(2)]
         strategy = piper.Strategy(mesh=self._mesh, directives=[*self._directives()])
         return shared.compile(strategy, made[0]), shared.model, made
@@ -95,6 +97,31 @@ class _Layers:
             yield piper.replicate(axis="cp", zero=case.zero)
 
 
+class _Attention(small_tensors.Attention):
+    """As that, by the op whose sequence ranks may share out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            linear(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for linear in (self.q, self.k, self.v)
+        )
+        y = piper.ops.attention(q, k, v, causal=True)
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
+
+
+@cache
+def _captures() -> Captures:
+    """The model of `small_tensors` with that attention, and its captures."""
+    torch.manual_seed(0)
+    config = Config()
+    model = small_tensors.Model(config)
+    for layer in model.layers:
+        layer.attention = _Attention(config.kv_heads)
+    randomize(model)
+    return Captures(model.double(), token_loss)
+
+
 def _tokens(rows: int, *, seed: int) -> dict[str, Tensor]:
     """Rows of tokens, some without a label that counts."""
     draw = torch.Generator().manual_seed(seed)
@@ -104,7 +131,7 @@ def _tokens(rows: int, *, seed: int) -> dict[str, Tensor]:
 
 
 EXCHANGES: dict[str, Source] = {
-    "experts, ZeRO-0": _Experts(Experted("1F1B", 2, 0, 2, ep=2)),
+    "experts, ZeRO-1": _Experts(Experted("1F1B", 2, 2, 2, ep=2, zero=1)),
     "experts, DualPipeV, ZeRO-2": _Experts(Experted("DualPipeV", 2, 0, 4, ep=2, zero=2)),
     "tensors": _Layers(Tensors("1F1B", 3, 0, 2)),
     "tensors and sequence": _Layers(Tensors("1F1B", 2, 0, 2), sequence=True),

@@ -13,6 +13,7 @@ __all__ = ["count_flops"]
 
 _FLOPS = re.compile(r"flops = (\d+)")
 _RUN = re.compile(r"\br\.run\((\w+)")
+_ATTENTION = ("piper.attention.default", "piper.attention_backward.default")
 
 
 def count_flops(
@@ -22,7 +23,9 @@ def count_flops(
 
     The model's are those of the ``captured`` step (L1, text), in which nothing is computed again,
     times microbatches and data-parallel ranks: the formulas of torch's FLOP counter where it has
-    one, else one per element. Executed are those of the kernels that the ``programs`` launch.
+    one, else one per element. Where ranks share out sequences the captured step is that of a part,
+    and attention that of the part with itself. Executed are those of the kernels that the
+    ``programs`` launch.
     """
     kernels = {name_of(kernel): _flops(kernel, "cost") for kernel in symbols.all("kernel")}
     chunks = {
@@ -37,18 +40,31 @@ def count_flops(
 
 
 def _model_flops(symbols: Symbols, captured: str) -> int:
+    parts = _parts_of_sequence(symbols)
     with ir.Context():
         captures = Symbols(ir.Module.parse(captured))  # which owns the ops
         train = _step(captures)
-        once = sum(
-            _flops(view.operation, "facts") for view in train.regions[0].blocks[0].operations
-        )
+        ops = [view.operation for view in train.regions[0].blocks[0].operations]
+        once = sum(_flops(op, "facts") * (parts if _is_attention(op) else 1) for op in ops)
     placed = _step(symbols)
     times: int = ir.IntegerAttr(placed.attributes["microbatches"]).value
     split = [ir.StringAttr(axis).value for axis in ir.ArrayAttr(placed.attributes["axes"])]
     for name, size, _ in symbols.axes:
         times *= size if name in split else 1
     return once * times
+
+
+def _parts_of_sequence(symbols: Symbols) -> int:
+    """Return among how many ranks with parts of their own sequences are shared out."""
+    if symbols.sequence is None:
+        return 1
+    return next(size for name, size, _ in symbols.axes if name == symbols.sequence[0])
+
+
+def _is_attention(op: ir.Operation) -> bool:
+    if op.name != "piper.torch":
+        return False
+    return ir.StringAttr(op.attributes["op_name"]).value in _ATTENTION
 
 
 def _step(symbols: Symbols) -> ir.Operation:

@@ -99,7 +99,8 @@ class Symbols:
                 axis = ir.StringAttr(op.attributes["axis"]).value
                 if roles.get(axis) == "manual":
                     dims = ir.DictAttr(op.attributes["dims"])
-                    return axis, {e.name: ir.IntegerAttr(e.attr).value for e in dims}
+                    named = (dims[index] for index in range(len(dims)))
+                    return axis, {e.name: ir.IntegerAttr(e.attr).value for e in named}
         return None
 
     @cached_property

@@ -102,12 +102,13 @@ def measure_volumes(facts: ProgramFacts, entry: str = "train") -> tuple[Volume, 
     coordinates = range(facts.manifest.mesh.num_coordinates)
     bytes_: dict[str, Counter[int]] = {what: Counter() for what in ("send", "recv", "other")}
     crossed: Counter[int] = Counter()
+    manual = {axis.name for axis in facts.manifest.mesh.axes if axis.role == "manual"}
     for at, call in _calls(facts, entry):
         op, comm = call.row["op"], comms[call.row["stream"]]
         members = _num_members(facts, comm)
         moved = round(call.size * _share(op, members))
         bytes_[op if op in bytes_ else "other"][at] += moved
-        if op in _OF_STATES and comm.axes and members > 1:
+        if op in _OF_STATES and manual.intersection(comm.axes) and members > 1:
             crossed[at] += call.size * (2 if op == "all_reduce" else 1)
     trained = {at: _trained(facts, at) for at in coordinates}
     return tuple(

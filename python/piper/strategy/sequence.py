@@ -53,7 +53,7 @@ class Sequence(Directive):
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
-        return {f"dim of {name!r} along {self.axis!r}": dim for name, dim in self.dims.items()}
+        return {f"dims along {self.axis!r}": dict(sorted(self.dims.items()))}
 
     def check_mesh(self, mesh: Mesh) -> None:
         """See `Directive`."""

@@ -62,6 +62,7 @@ class Strategy:
         self._check_conflicts()
         self._check_placements()
         self._check_shards()
+        self._check_sequences()
         self._check_axes_are_used()
         self._check_order()
 
@@ -250,6 +251,33 @@ class Strategy:
                     f"axis {shard.axis!r} must be one along which ranks have batches of their own, "
                     f"expected replicate(axis={wanted if len(wanted) > 1 else shard.axis!r})"
                 )
+
+    def _check_sequences(self) -> None:
+        """Ranks that have parts of sequences sum gradients; along tp they share out products."""
+        data = {axis for replicate in self.all(Replicate) for axis in replicate.axes()}
+        shared = {shard.axis for shard in self.all(Shard)}
+        manual: dict[str, SharedSequence] = {}
+        for sequence in self.all(SharedSequence):
+            axis = self.mesh[sequence.axis]
+            if axis.role == "auto" and axis.name not in shared:
+                raise sequence.error(
+                    f"axis {axis.name!r} must be one along which ranks share out states, expected "
+                    f"{_remedy(axis)} beside it"
+                )
+            if axis.role != "manual":
+                continue
+            if axis.name not in data:
+                raise sequence.error(
+                    f"axis {axis.name!r} must be one over which gradients are summed, expected "
+                    f"replicate to name it, too, as in {_remedy(axis)}"
+                )
+            first = next(iter(manual), axis.name)
+            if first != axis.name:
+                raise sequence.error(
+                    f"axis must be the one along which ranks have parts of sequences, {first!r} "
+                    f"by {manual[first].source}, got {axis.name!r}"
+                )
+            manual[axis.name] = sequence
 
     def _check_axes_are_used(self) -> None:
         used = {axis for directive in self.directives for axis in directive.axes()}

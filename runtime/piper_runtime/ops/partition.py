@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils import flop_counter
 
 from piper_runtime.ops.attention_blocks import head_last
 from piper_runtime.ops.attention_op import attention, attention_backward
 from piper_runtime.ops.define import op
 
 __all__ = ["attention_part", "attention_part_backward", "part", "positions"]
+
+_count: Any = flop_counter
 
 
 def _fake_part(x: Tensor, index: Tensor, dim: int, parts: int) -> Tensor:
@@ -101,3 +106,16 @@ def attention_part_backward(
     mask = _mask(index, q.shape[2], causal, parts)
     dq, dk, dv = attention_backward(grad, q, k, v, out, lse, mask, None, False, scale, 0)
     return dq, dk.contiguous(), dv.contiguous()
+
+
+# As of whole attention: every score of the part's queries, in the backward pass once more.
+
+
+@flop_counter.register_flop_formula(torch.ops.piper.attention_part)
+def _forward_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+    return int(_count.sdpa_flop_count(q, k, v))
+
+
+@flop_counter.register_flop_formula(torch.ops.piper.attention_part_backward)
+def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+    return int(_count.sdpa_backward_flop_count(grad, q, k, v))
