@@ -8,7 +8,8 @@ a wrong hand or a wrong `piper-lower-programs` does, or in the ordered cluster (
 before it do. Then verifies, and if nothing is refused trains two steps on the local transport and
 compares with the program as it was. Prints per family how many mutants there are, how many were
 tried (the same ones every time, all kinds of slips in turn) and what became of them; then the same
-per kind of slip, and every mutant that survived.
+per kind of slip, and every mutant that survived. Families are of two groups: what ranks share out
+of states, and what they exchange within a microbatch, where slips are those with exchanges.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import argparse
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -31,16 +33,25 @@ for folder in (  # no packages: tests import each other by name
 ):
     sys.path.append(str(ROOT / folder))
 
-from compiled import compiled
-from families import FAMILIES
+from compiled import Source, compiled
+from families import EXCHANGES, FAMILIES
 from verdicts import LEVELS, OUTCOMES, Verdict, judge, mutants_at, sample
 
-CAP = 5000
-"""Mutants per level."""
+CAPS = {"states": 5000 // len(FAMILIES), "exchanges": 500}
+"""Mutants per family and level."""
+GROUPS: Mapping[str, Mapping[str, Source]] = {"states": FAMILIES, "exchanges": EXCHANGES}
 
 PAGE = ROOT / "docs" / "verification-mutants.md"
 BEGIN, END = "<!-- begin: mutants of {} -->\n", "<!-- end -->\n"
-TITLES = {"programs": "Mutants of programs (L4)", "cluster": "Mutants of ordered clusters (L3)"}
+TITLES = {
+    ("states", "programs"): "Mutants of programs (L4)",
+    ("states", "cluster"): "Mutants of ordered clusters (L3)",
+    ("exchanges", "programs"): "Mutants of exchanges in programs (L4)",
+    ("exchanges", "cluster"): "Mutants of exchanges in ordered clusters (L3)",
+}
+MARKS = {("states", level): level for level in LEVELS} | {
+    ("exchanges", level): f"exchanges in {level}" for level in LEVELS
+}
 
 
 def table(head: str, rows: Iterable[tuple[str, int | None, list[Verdict]]]) -> Iterator[str]:
@@ -55,17 +66,17 @@ def table(head: str, rows: Iterable[tuple[str, int | None, list[Verdict]]]) -> I
         yield f"| {name} | " + " | ".join(f"{cell:,}" for cell in cells) + " |"
 
 
-def report(level: str, per_family: int) -> Iterator[str]:
-    """Yield the lines of the report of a level."""
+def report(group: str, level: str, per_family: int) -> Iterator[str]:
+    """Yield the lines of the report of a group of families at a level."""
     rows, slips = [], Counter[str]()
-    for name, strategy in FAMILIES.items():
+    for name, strategy in GROUPS[group].items():
         base = compiled(strategy)
-        mutants = mutants_at(base, level)
+        mutants = mutants_at(base, level, exchanges=group == "exchanges")
         slips.update(mutant.slip for mutant in mutants)
         rows.append((name, len(mutants), list(judge(base, level, sample(mutants, per_family)))))
         print(f"{level}: {name}: {len(rows[-1][2])} of {len(mutants)} tried", file=sys.stderr)
     every = [verdict for _, _, verdicts in rows for verdict in verdicts]
-    yield f"## {TITLES[level]}\n"
+    yield f"## {TITLES[group, level]}\n"
     yield from table("family", [*rows, ("all", sum(slips.values()), every)])
     by_slip = [(slip, slips[slip], [v for v in every if v.mutant.slip == slip]) for slip in slips]
     yield ""
@@ -79,35 +90,38 @@ def report(level: str, per_family: int) -> Iterator[str]:
     yield "\nSurvivors: " + ("\n\n" + "\n".join(left) if left else "none.") + "\n"
 
 
-def write(level: str, text: str) -> None:
-    """Put the report of a level into the page."""
-    head, begin, rest = PAGE.read_text().partition(BEGIN.format(level))
+def write(mark: str, text: str) -> None:
+    """Put a report into the page."""
+    head, begin, rest = PAGE.read_text().partition(BEGIN.format(mark))
     _, end, tail = rest.partition(END)
     PAGE.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
 def main() -> None:
-    """Report on both levels."""
+    """Report on both groups at both levels."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--per-family",
         type=int,
         default=None,
         metavar="N",
-        help=f"try at most N mutants of each family and level (default: 10; {CAP} per level "
-        "in all with --write)",
+        help="try at most N mutants of each family and level (default: 10; "
+        f"{' or '.join(map(str, CAPS.values()))} with --write)",
     )
+    parser.add_argument("--group", choices=GROUPS, help="(default: both)")
     parser.add_argument("--level", choices=LEVELS, help="(default: both)")
     parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     logging.getLogger("torch.__trace").propagate = True  # see test/oracle/conftest.py
     torch.set_num_threads(1)
-    per_family = options.per_family or (CAP // len(FAMILIES) if options.write else 10)
-    for level in [options.level] if options.level else LEVELS:
-        text = "\n".join(report(level, per_family))
+    for group, level in product(
+        [options.group] if options.group else GROUPS, [options.level] if options.level else LEVELS
+    ):
+        per_family = options.per_family or (CAPS[group] if options.write else 10)
+        text = "\n".join(report(group, level, per_family))
         print(text)
         if options.write:
-            write(level, text)
+            write(MARKS[group, level], text)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@
 
 #include "passes/DimClasses.h"
 #include "passes/Partition.h"
-
-#include "passes/ChunkBuilder.h"
-#include "passes/Streams.h"
+#include "passes/SharedValues.h"
 
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
@@ -36,19 +34,13 @@ namespace piper {
 
 namespace {
 
-/// What ranks along the axis hold of a value: all the whole of it, each a part
-/// of a dim, or each a term of the sum.
-struct Held {
-  enum Form { Whole, Part, Term } form = Whole;
-  size_t dim = 0; // of a part
-};
-
 class Partitioner {
 public:
   Partitioner(StepOp step, AxisAttr axis, Operation *shard,
               DoSequenceOp sequence, SymbolTable &symbols)
       : step(step), axis(axis), shard(shard), sequence(sequence),
-        symbols(symbols), builder(step.getContext()) {}
+        symbols(symbols), builder(step.getContext()),
+        values(step, axis, symbols) {}
 
   LogicalResult run() {
     if (sequence && failed(findPositions()))
@@ -67,23 +59,6 @@ private:
   //===--------------------------------------------------------------------===//
   // Values
   //===--------------------------------------------------------------------===//
-
-  Held get(Value value) const { return held.lookup(value); }
-  bool isWhole(Value value) const { return get(value).form == Held::Whole; }
-  bool isPart(Value value) const { return get(value).form == Held::Part; }
-  bool isTerm(Value value) const { return get(value).form == Held::Term; }
-
-  static int64_t getSize(Value value, size_t dim) {
-    return cast<RankedTensorType>(value.getType()).getDimSize(dim);
-  }
-
-  static Type resize(Type type, size_t dim, int64_t size) {
-    auto tensor = cast<RankedTensorType>(type);
-    SmallVector<int64_t> shape(tensor.getShape());
-    shape[dim] = size;
-    return RankedTensorType::get(shape, tensor.getElementType(),
-                                 tensor.getEncoding());
-  }
 
   /// What the states hold that a chain of casts and moved dims starts from.
   bool isWeight(Value value) const {
@@ -177,145 +152,11 @@ private:
         sequence ? getPositions(value) : std::optional<size_t>();
     if (!dim)
       return makeWhole(operand, tag);
-    Value &known = scattered[{value, tag}];
-    if (!known) {
-      builder.setInsertionPoint(operand.getOwner());
-      Type part =
-          resize(value.getType(), *dim, getSize(value, *dim) / axis.getSize());
-      auto op = ReduceScatterOp::create(
-          builder, value.getLoc(), TypeRange(part), value, DenseI64ArrayAttr(),
-          builder.getArrayAttr(axis.getName()), StringAttr(),
-          getLabel(tag, "scatter"), IntegerAttr(), getStream(), ValueRange(),
-          *dim);
-      op->setAttr("tag", tag);
-      known = op.getResults().front();
-      held[known] = {Held::Part, *dim};
-    }
-    operand.set(known);
-  }
-
-  /// In the backward pass parts are gathered again, so that what the forward
-  /// pass gathered is not kept until then.
-  void gatherAgain(OpOperand &operand, TagAttr tag) {
-    SmallVector<OpResult> views;
-    Value root = operand.get();
-    while (auto view = root.getDefiningOp<TorchOp>()) {
-      if (!view.isView() || view.getInputs().size() != 1)
-        break;
-      views.push_back(cast<OpResult>(root));
-      root = view.getInputs().front();
-    }
-    auto gather = root.getDefiningOp<AllGatherOp>();
-    if (!gather || gather->getAttr("tag") == tag)
-      return;
-    Value again = getWhole(gather.getInputs().front(), operand.getOwner(), tag);
-    builder.setInsertionPoint(operand.getOwner());
-    for (OpResult view : llvm::reverse(views)) {
-      auto copy = cast<TorchOp>(builder.clone(*view.getOwner()));
-      copy.getInputsMutable().assign(again);
-      copy.setTagAttr(tag);
-      again = copy.getResult(view.getResultNumber());
-    }
-    operand.set(again);
-  }
-
-  /// The whole of a value, exchanged once per pass.
-  Value getWhole(Value value, Operation *user, TagAttr tag) {
-    if (isWhole(value))
-      return value;
-    if (Value known = wholes.lookup({value, tag}))
-      return known;
-    Value made = getWholeView(value, user, tag);
-    if (!made) {
-      builder.setInsertionPoint(user);
-      made =
-          isTerm(value) ? reduce(value, user, tag) : gather(value, user, tag);
-    }
-    return wholes[{value, tag}] = made;
-  }
-
-  /// The whole of a view, as a view of the whole: several views of a part are
-  /// gathered once. Null if it is no such view.
-  Value getWholeView(Value value, Operation *user, TagAttr tag) {
-    auto view = value.getDefiningOp<TorchOp>();
-    if (!view || !view.isView() || view->getNumResults() != 1 ||
-        view.getInputs().size() != 1 || !isPart(value) ||
-        !isPart(view.getInputs()[0]))
-      return {};
-    Value whole = getWhole(view.getInputs()[0], user, tag);
-    builder.setInsertionPoint(user);
-    auto copy = cast<TorchOp>(builder.clone(*view));
-    copy.getInputsMutable().assign(whole);
-    copy.setTagAttr(tag);
-    size_t dim = get(value).dim;
-    Rule rule = *parseRule(view.getFacts().getRule());
-    for (const Rule::Size &size : rule.sizes)
-      if (size.name == rule.results.front()[dim])
-        if (int64_t old = size.get(copy.getArgs()).getInt(); old > 0)
-          copy.setArgsAttr(size.set(copy.getArgs(), old * axis.getSize()));
-    Value result = copy.getResult(0);
-    result.setType(
-        resize(value.getType(), dim, getSize(value, dim) * axis.getSize()));
-    return result;
-  }
-
-  Value reduce(Value value, Operation *user, TagAttr tag) {
-    auto op = AllReduceOp::create(
-        builder, user->getLoc(), TypeRange(value.getType()), value,
-        DenseI64ArrayAttr(), builder.getArrayAttr(axis.getName()), StringAttr(),
-        getLabel(tag, "reduce"), IntegerAttr(), getStream(), ValueRange());
-    op->setAttr("tag", tag);
-    return op.getResults().front();
-  }
-
-  Value gather(Value value, Operation *user, TagAttr tag) {
-    size_t dim = get(value).dim;
-    if (value.getDefiningOp<ReadOp>()) // what is exchanged comes from a chunk
-      value = copy(value, tag);
-    Type whole =
-        resize(value.getType(), dim, getSize(value, dim) * axis.getSize());
-    auto op = AllGatherOp::create(
-        builder, user->getLoc(), TypeRange(whole), value, DenseI64ArrayAttr(),
-        builder.getArrayAttr(axis.getName()), StringAttr(),
-        getLabel(tag, "gather"), IntegerAttr(), getStream(), ValueRange(), dim);
-    op->setAttr("tag", tag);
-    return op.getResults().front();
-  }
-
-  /// A rank's part of a value that is whole, cut where it is used.
-  Value getPart(Value value, size_t dim, Operation *user, TagAttr tag) {
-    Value &known = parts[{value, dim, tag}];
-    if (known)
-      return known;
-    builder.setInsertionPoint(user);
-    Type type =
-        resize(value.getType(), dim, getSize(value, dim) / axis.getSize());
-    Attribute args[] = {ArgAttr::get(step.getContext(), 0),
-                        ArgAttr::get(step.getContext(), 1),
-                        builder.getI64IntegerAttr(dim),
-                        builder.getI64IntegerAttr(axis.getSize())};
-    auto facts = FactsAttr::get(step.getContext(), Effect::Pure, 0, false,
-                                false, std::nullopt, StringAttr());
-    auto op = TorchOp::create(
-        builder, user->getLoc(), TypeRange(type),
-        ValueRange{value, readRankIndex(step, axis, symbols)},
-        builder.getStringAttr("piper.part.default"), builder.getArrayAttr(args),
-        builder.getDictionaryAttr({}), facts, UnitAttr(), tag);
-    known = op.getResult(0);
-    held[known] = {Held::Part, dim};
-    return known;
-  }
-
-  StringAttr getLabel(TagAttr tag, StringRef what) {
-    return builder.getStringAttr(tag.getChunk().getValue() + " " + what);
-  }
-
-  FlatSymbolRefAttr getStream() {
-    return declareStream(symbols, axis.getName());
+    operand.set(values.getScattered(value, *dim, operand.getOwner(), tag));
   }
 
   void makeWhole(OpOperand &operand, TagAttr tag) {
-    operand.set(getWhole(operand.get(), operand.getOwner(), tag));
+    operand.set(values.getWhole(operand.get(), operand.getOwner(), tag));
   }
 
   //===--------------------------------------------------------------------===//
@@ -330,20 +171,13 @@ private:
     if (auto grad = dyn_cast<GradOp>(op))
       return visitGrad(grad);
     for (OpOperand &operand : op->getOpOperands())
-      if (!isWhole(operand.get())) {
+      if (!values.isWhole(operand.get())) {
         TagAttr tag = getTagOfMaker(operand.get());
         makeWhole(operand, tag);
-        builder.setInsertionPoint(op); // what the step reports, a chunk makes
-        operand.set(copy(operand.get(), tag));
+        // What the step reports, a chunk makes.
+        operand.set(values.copy(operand.get(), op, tag));
       }
     return success();
-  }
-
-  /// A copy that a chunk makes.
-  Value copy(Value value, TagAttr tag) {
-    Value made = copyValue(value, builder);
-    made.getDefiningOp<TorchOp>().setTagAttr(tag);
-    return made;
   }
 
   static TagAttr getTagOfMaker(Value value) {
@@ -359,7 +193,7 @@ private:
       Value value = read.getResult();
       value.setType(resize(value.getType(), own->dim,
                            getSize(value, own->dim) / axis.getSize()));
-      held[value] = *own;
+      values.set(value, *own);
     }
     return success();
   }
@@ -380,24 +214,24 @@ private:
     std::optional<Held> own = getHeld(state);
     Value value = grad.getValue();
     if (!own) {
-      if (!isWhole(value))
+      if (!values.isWhole(value))
         makeWhole(grad->getOpOperand(0), grad.getTagAttr());
       return success();
     }
-    if (isPart(value) && get(value).dim == own->dim)
+    if (values.isPart(value) && values.get(value).dim == own->dim)
       return success();
     TagAttr tag = grad.getTagAttr();
-    if (!isWhole(value))
-      value = getWhole(value, grad, tag);
-    grad->getOpOperand(0).set(getPart(value, own->dim, grad, tag));
+    if (!values.isWhole(value))
+      value = values.getWhole(value, grad, tag);
+    grad->getOpOperand(0).set(values.getPart(value, own->dim, grad, tag));
     return success();
   }
 
   LogicalResult visitTorch(TorchOp op) {
     if (op.getTagAttr().getPass() != Pass::F && !op.isView())
       for (OpOperand &operand : op->getOpOperands())
-        gatherAgain(operand, op.getTagAttr());
-    auto whole = [&](Value value) { return isWhole(value); };
+        operand.set(values.getAgain(operand.get(), op, op.getTagAttr()));
+    auto whole = [&](Value value) { return values.isWhole(value); };
     StringAttr asked = wanted.lookup(op);
     if (llvm::all_of(op.getInputs(), whole))
       return asked ? compute(op, *parseRule(op.getFacts().getRule()), asked)
@@ -409,18 +243,19 @@ private:
     Rule rule = *parseRule(text);
     // Chunks pass on finished sums.
     for (OpOperand &operand : op->getOpOperands())
-      if (isTerm(operand.get()) &&
+      if (values.isTerm(operand.get()) &&
           getTagOfMaker(operand.get()) != op.getTagAttr())
         settle(operand, getTagOfMaker(operand.get()));
     if (passTerms(op, rule))
       return success();
     for (OpOperand &operand : op->getOpOperands())
-      if (isTerm(operand.get()))
+      if (values.isTerm(operand.get()))
         settle(operand, op.getTagAttr());
     std::optional<StringRef> factor =
         asked ? asked.getValue() : chooseFactor(op, rule);
     for (auto [names, operand] : llvm::zip(rule.operands, op->getOpOperands()))
-      if (isPart(operand.get()) && names[get(operand.get()).dim] != factor)
+      if (values.isPart(operand.get()) &&
+          names[values.get(operand.get()).dim] != factor)
         makeWhole(operand, op.getTagAttr());
     return factor ? compute(op, rule, *factor) : success();
   }
@@ -428,11 +263,11 @@ private:
   /// Whether all operands are terms of sums and the op is linear: then its
   /// results are terms, too.
   bool passTerms(TorchOp op, const Rule &rule) {
-    auto term = [&](Value value) { return isTerm(value); };
+    auto term = [&](Value value) { return values.isTerm(value); };
     if (!rule.isLinear || !llvm::all_of(op.getInputs(), term))
       return false;
     for (Value result : op.getResults())
-      held[result] = {Held::Term};
+      values.set(result, {Held::Term});
     return true;
   }
 
@@ -444,9 +279,9 @@ private:
     std::optional<StringRef> found;
     bool isOfWeight = false;
     for (auto [names, value] : llvm::zip(rule.operands, op.getInputs())) {
-      if (!isPart(value))
+      if (!values.isPart(value))
         continue;
-      StringRef name = names[get(value).dim];
+      StringRef name = names[values.get(value).dim];
       bool weight = isWeight(value);
       if (isPossible(op, rule, name) && (!found || (weight && !isOfWeight))) {
         found = name;
@@ -469,20 +304,20 @@ private:
     for (auto [names, operand] :
          llvm::zip(rule.operands, op->getOpOperands())) {
       auto found = llvm::find(names, factor);
-      if (!isWhole(operand.get()) || found == names.end())
+      if (!values.isWhole(operand.get()) || found == names.end())
         continue;
       size_t dim = found - names.begin();
       if (getSize(operand.get(), dim) % axis.getSize() != 0)
         return fail(op) << "but dim " << dim << " of its operand of type "
                         << operand.get().getType() << " is not divided by "
                         << axis.getSize();
-      operand.set(getPart(operand.get(), dim, op, op.getTagAttr()));
+      operand.set(values.getPart(operand.get(), dim, op, op.getTagAttr()));
     }
     for (auto [names, result] :
          llvm::zip(getResultDims(op, rule), op.getResults())) {
       auto found = llvm::find(names, factor);
       if (found == names.end()) {
-        held[result] = {Held::Term};
+        values.set(result, {Held::Term});
         continue;
       }
       size_t dim = found - names.begin();
@@ -492,7 +327,7 @@ private:
                         << result.getType() << " is not divided by "
                         << axis.getSize();
       result.setType(resize(result.getType(), dim, size / axis.getSize()));
-      held[result] = {Held::Part, dim};
+      values.set(result, {Held::Part, dim});
     }
     for (const Rule::Size &size : rule.sizes)
       if (size.name == factor)
@@ -518,10 +353,7 @@ private:
   OpBuilder builder;
   DimClasses dims;
   llvm::DenseSet<unsigned> positions; // classes of the sequence's dims
-  llvm::DenseMap<Value, Held> held;   // whole if it is not in it
-  llvm::DenseMap<std::pair<Value, Attribute>, Value> wholes; // by pass
-  llvm::DenseMap<std::pair<Value, Attribute>, Value> scattered;
-  llvm::DenseMap<std::tuple<Value, size_t, Attribute>, Value> parts;
+  SharedValues values;
   llvm::DenseMap<Operation *, StringAttr> wanted; // factors, by op
 };
 

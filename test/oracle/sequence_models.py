@@ -153,7 +153,9 @@ class Sequences(Sharded):
     @property
     def mesh(self) -> dict[str, int]:
         """See `Case`."""
-        return {"edp" if self.ep and n == "dp" else n: s for n, s in super().mesh.items()} | self.axes
+        return {
+            "edp" if self.ep and n == "dp" else n: s for n, s in super().mesh.items()
+        } | self.axes
 
     def directives(self, dims: Mapping[str, int] = DIMS) -> Iterator[Directive]:
         """Yield who has parts of sequences, and for tensor parallelism of weights."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
+import hf_models
+import piper
 import pytest
-import sequence_models
+import torch
+from hf_models import FAMILIES
 from ir_facts import count_ops, kept_bytes
-from oracle import adamw, check_steps, piper_steps, plain_steps, sgd
+from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, randomize, sgd
 from piper_runtime import Program
 from sequence_models import (
     CLIP,
-    HIDDEN,
+    DIMS,
     LENGTH,
     ROWS,
     WIDTH,
@@ -22,6 +29,10 @@ from sequence_models import (
     padded,
     token_loss,
 )
+from small_gpt import Batch
+from strategies import Captures
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 NAMES = ("1F1B", "ZBVZeroBubble", "DualPipeV")
 PLAIN = Config()
@@ -29,6 +40,7 @@ MATRIX = [
     Sequences(name, 2, 2, 4, zero=zero, cp=2) for name, zero in itertools.product(NAMES, range(4))
 ]
 QUICK = {MATRIX[0], MATRIX[7], MATRIX[10]}
+WORKER = Path(__file__).parent / "sequences_worker.py"
 PARALLEL = [
     Sequences(name, 2, 2, 4, zero=zero, tp=2) for name, zero in itertools.product(NAMES, range(4))
 ]
@@ -68,7 +80,9 @@ def test_context_parallelism_equals_plain_pytorch(case: Sequences) -> None:
         (Sequences("1F1B", 0, 0, 2, cp=2), Config(kv_heads=4)),
         (Sequences("1F1B", 0, 0, 1, cp=4, zero=3), Config(kv_heads=1)),
         (Sequences("1F1B", 0, 0, 2, cp=4), Config(causal=False)),
-        pytest.param(Sequences("1F1B", 2, 2, 2, cp=2), Config(causal=False), marks=pytest.mark.slow),
+        pytest.param(
+            Sequences("1F1B", 2, 2, 2, cp=2), Config(causal=False), marks=pytest.mark.slow
+        ),
         pytest.param(Sequences("DualPipeV", 2, 0, 4, cp=4), PLAIN, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -99,3 +113,178 @@ def test_padding_with_ignored_labels_changes_nothing() -> None:
 )
 def test_sequence_parallelism_equals_plain_pytorch(case: Sequences) -> None:
     check(case)
+
+
+@pytest.mark.parametrize("policy", ["save", "full"])
+def test_sequence_parallelism_exchanges_and_keeps_parts(policy: str) -> None:
+    """Each of two products of a layer is gathered before and scattered behind, in the backward pass
+    the other way round; what was gathered is not kept but gathered again.
+    """
+    case = Sequences("1F1B", 2, 1, 2, tp=2)
+    (batch,) = batches(case, steps=1)
+    made = captures(PLAIN).compile(case.plan(more=[piper.remat(policy=policy)]), batch)
+    layers, again = PLAIN.layers, policy == "full"
+    counts = count_ops(made, "chunks")
+    # The last one of the forward pass, if it is not made again, and in an evaluation, none of which
+    # keeps parts, are whole.
+    assert counts["piper.reduce_scatter"] >= layers * (2 + 2)
+    assert counts["piper.all_gather"] >= layers * (2 + 4) - 1
+    part = ROWS * LENGTH // case.tp * WIDTH * torch.float64.itemsize
+    kept = kept_bytes(made, "layer.1")
+    assert kept if again else True
+    assert max(kept.values()) <= part
+
+
+def test_flops_are_those_of_whole_sequences() -> None:
+    """But for what every rank adds up of its own: gradients, a number per element."""
+    programs = [compile_case(Sequences("1F1B", 0, 1, 2, cp=cp)) for cp in (0, 2)]
+    counts = [program.manifest.model_flops("train") for program in programs]
+    assert counts[0] is not None
+    assert counts[1] == pytest.approx(counts[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("case", "config", "message"),
+    [
+        (
+            Sequences("1F1B", 0, 0, 2, cp=2, tp=2),
+            PLAIN,
+            "piper.attention_part.default computes with what ranks along axis 'tp' hold parts of",
+        ),
+        (
+            Sequences("1F1B", 0, 0, 1, cp=2, ep=2),
+            Config(experts=True),
+            "piper.moe_sort.default sees several positions of the sequence at once",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_refused_beside(case: Sequences, config: Config, message: str) -> None:
+    """Heads of attention on ranks of their own, and experts."""
+    with pytest.raises(piper.CompileError, match=message):
+        compile_case(case, config)
+
+
+def llama_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy of labels that the user shifted. Without a mask transformers would look
+    for several sequences in a row, by their positions.
+    """
+    ids, positions = batch["ids"], batch["positions"]
+    every = torch.ones(ids.shape)
+    logits = model(input_ids=ids, position_ids=positions, attention_mask=every, use_cache=False)
+    return cross_entropy(logits.logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def shifting_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(
+        input_ids=batch["ids"],
+        position_ids=batch["positions"],
+        attention_mask=torch.ones(batch["ids"].shape),
+        use_cache=False,
+    ).logits
+    return cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
+def packing_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(input_ids=batch["ids"], position_ids=batch["positions"], use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def counting_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(input_ids=batch["ids"], use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    model = FAMILIES["llama"].make(2).double()
+    randomize(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Sequences("1F1B", 2, 0, 2, cp=2),
+        pytest.param(Sequences("ZBVZeroBubble", 2, 2, 4, zero=2, cp=2), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_unmodified_llama_equals_itself(case: Sequences) -> None:
+    model, given = llama(), batches(case, steps=2)
+    # A layout is asked for by the number of chunks: embedding, layers, head.
+    tags = FAMILIES["llama"].tags
+    strategy = case.strategy(
+        tags, sgd, clip=CLIP, stages=min(case.stages, 4), more=list(case.directives())
+    )
+    program = Captures(model, llama_loss).compile(strategy, given[0])
+    expected = plain_steps(model, llama_loss, given, sgd, clip=CLIP)
+    floor = max(BOUND, 10 * hf_models.floor(model, hf_models.make_batch(case)))
+    check_steps(piper_steps(program, model, given, sgd), expected, bound=floor)
+
+
+@pytest.mark.parametrize(
+    ("loss", "names", "message"),
+    [
+        (counting_loss, ("ids", "labels"), "aten.arange.default numbers positions from 0 on every"),
+        (shifting_loss, tuple(DIMS), "aten.slice.Tensor sees several positions of the sequence"),
+        (packing_loss, tuple(DIMS), "sees? several positions of the sequence|no mask"),
+    ],
+)
+def test_losses_that_a_part_cannot_compute_are_refused(
+    loss: Callable[[nn.Module, Batch], Tensor], names: tuple[str, ...], message: str
+) -> None:
+    """Positions by counting; next tokens by cutting; a mask that depends on positions."""
+    case = Sequences("1F1B", 0, 0, 2, cp=2)
+    (batch,) = batches(case, steps=1)
+    given = {name: batch[name] for name in names}
+    plan = case.plan(tags=FAMILIES["llama"].tags, dims={name: DIMS[name] for name in names})
+    with pytest.raises(piper.CompileError, match=message):
+        Captures(llama(), loss).compile(plan, given)
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ({"tokens": 1}, r"expected names of tensor inputs \['ids', .*\], got 'tokens'"),
+        ({"ids": 2}, "sequence dim of input 'ids' expected a dim below 2, got 2"),
+        (
+            {"ids": 0},
+            "sequence dim of input 'ids' expected another dim than that of the batch, got 0",
+        ),
+    ],
+)
+def test_dims_that_inputs_do_not_have_are_refused(dims: dict[str, int], message: str) -> None:
+    case = Sequences("1F1B", 0, 0, 2, cp=2)
+    (batch,) = batches(case, steps=1)
+    with pytest.raises(piper.CaptureError, match=message):
+        captures(PLAIN).compile(case.plan(dims=dims), batch)
+
+
+def test_a_length_that_ranks_cannot_share_is_refused() -> None:
+    case = Sequences("1F1B", 0, 0, 2, cp=4)
+    (batch,) = batches(case, steps=1, length=LENGTH + 4)
+    with pytest.raises(piper.CaptureError, match="'ids' .* a multiple of 8 positions.*got 12: pad"):
+        captures(PLAIN).compile(case.plan(), batch)
+
+
+@pytest.mark.slow
+def test_gloo_does_what_local_does(tmp_path: Path) -> None:
+    """Four processes, each of which feeds its rows with whole sequences."""
+    case = Sequences("1F1B", 0, 2, 2, zero=1, cp=2)
+    given, model = batches(case), captures(PLAIN).model
+    program = compile_case(case)
+    program.save(tmp_path / "program")
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    torch.save({"weights": weights, "batches": given, "dp": case.dp}, tmp_path / "given.pt")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command = [sys.executable, *launch, str(WORKER), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    local = piper_steps(program, model, given, adamw)
+    check_steps(local, plain_steps(model, token_loss, given, adamw, clip=CLIP))
+    for rank in range(4):
+        seen = torch.load(tmp_path / f"rank{rank}.pt")
+        assert seen["losses"] == pytest.approx([step.loss for step in local], abs=1e-12)
+        for name, value in local[-1].states.items():
+            torch.testing.assert_close(seen["states"][name], value, rtol=0, atol=1e-12)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 __all__ = ["EXCHANGES", "FAMILIES"]
 
-LENGTH = 12
+LENGTH = 8
 
 
 def _family(case: Sharded, *, reduce_dtype: torch.dtype | None = None) -> Strategy:

@@ -1,0 +1,177 @@
+//===- SharedValues.cpp - Values that ranks along an auto axis share out
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "passes/SharedValues.h"
+
+#include "passes/ChunkBuilder.h"
+#include "passes/Partition.h"
+#include "passes/Streams.h"
+
+#include "dialect/Rules.h"
+
+using namespace mlir;
+
+namespace piper {
+
+int64_t getSize(Value value, size_t dim) {
+  return cast<RankedTensorType>(value.getType()).getDimSize(dim);
+}
+
+Type resize(Type type, size_t dim, int64_t size) {
+  auto tensor = cast<RankedTensorType>(type);
+  SmallVector<int64_t> shape(tensor.getShape());
+  shape[dim] = size;
+  return RankedTensorType::get(shape, tensor.getElementType(),
+                               tensor.getEncoding());
+}
+
+/// The whole of a value, exchanged once per pass.
+Value SharedValues::getWhole(Value value, Operation *user, TagAttr tag) {
+  if (isWhole(value))
+    return value;
+  if (Value known = wholes.lookup({value, tag}))
+    return known;
+  Value made = getWholeView(value, user, tag);
+  if (!made) {
+    builder.setInsertionPoint(user);
+    made = isTerm(value) ? reduce(value, user, tag) : gather(value, user, tag);
+  }
+  return wholes[{value, tag}] = made;
+}
+
+/// The whole of a view, as a view of the whole: several views of a part are
+/// gathered once. Null if it is no such view.
+Value SharedValues::getWholeView(Value value, Operation *user, TagAttr tag) {
+  auto view = value.getDefiningOp<TorchOp>();
+  if (!view || !view.isView() || view->getNumResults() != 1 ||
+      view.getInputs().size() != 1 || !isPart(value) ||
+      !isPart(view.getInputs()[0]))
+    return {};
+  Value whole = getWhole(view.getInputs()[0], user, tag);
+  builder.setInsertionPoint(user);
+  auto copy = cast<TorchOp>(builder.clone(*view));
+  copy.getInputsMutable().assign(whole);
+  copy.setTagAttr(tag);
+  size_t dim = get(value).dim;
+  Rule rule = *parseRule(view.getFacts().getRule());
+  for (const Rule::Size &size : rule.sizes)
+    if (size.name == rule.results.front()[dim])
+      if (int64_t old = size.get(copy.getArgs()).getInt(); old > 0)
+        copy.setArgsAttr(size.set(copy.getArgs(), old * axis.getSize()));
+  Value result = copy.getResult(0);
+  result.setType(
+      resize(value.getType(), dim, getSize(value, dim) * axis.getSize()));
+  return result;
+}
+
+Value SharedValues::reduce(Value value, Operation *user, TagAttr tag) {
+  auto op = AllReduceOp::create(
+      builder, user->getLoc(), TypeRange(value.getType()), value,
+      DenseI64ArrayAttr(), builder.getArrayAttr(axis.getName()), StringAttr(),
+      getLabel(tag, "reduce"), IntegerAttr(), getStream(), ValueRange());
+  op->setAttr("tag", tag);
+  return op.getResults().front();
+}
+
+Value SharedValues::gather(Value value, Operation *user, TagAttr tag) {
+  size_t dim = get(value).dim;
+  if (value.getDefiningOp<ReadOp>()) { // what is exchanged comes from a chunk
+    value = copy(value, user, tag);
+    held[value] = {Held::Part, dim};
+  }
+  Type whole =
+      resize(value.getType(), dim, getSize(value, dim) * axis.getSize());
+  auto op = AllGatherOp::create(
+      builder, user->getLoc(), TypeRange(whole), value, DenseI64ArrayAttr(),
+      builder.getArrayAttr(axis.getName()), StringAttr(),
+      getLabel(tag, "gather"), IntegerAttr(), getStream(), ValueRange(), dim);
+  op->setAttr("tag", tag);
+  return op.getResults().front();
+}
+
+Value SharedValues::getPart(Value value, size_t dim, Operation *user,
+                            TagAttr tag) {
+  Value &known = parts[{value, dim, tag}];
+  if (known)
+    return known;
+  builder.setInsertionPoint(user);
+  Type type =
+      resize(value.getType(), dim, getSize(value, dim) / axis.getSize());
+  Attribute args[] = {ArgAttr::get(step.getContext(), 0),
+                      ArgAttr::get(step.getContext(), 1),
+                      builder.getI64IntegerAttr(dim),
+                      builder.getI64IntegerAttr(axis.getSize())};
+  auto facts = FactsAttr::get(step.getContext(), Effect::Pure, 0, false, false,
+                              std::nullopt, StringAttr());
+  auto op = TorchOp::create(
+      builder, user->getLoc(), TypeRange(type),
+      ValueRange{value, readRankIndex(step, axis, symbols)},
+      builder.getStringAttr("piper.part.default"), builder.getArrayAttr(args),
+      builder.getDictionaryAttr({}), facts, UnitAttr(), tag);
+  known = op.getResult(0);
+  held[known] = {Held::Part, dim};
+  return known;
+}
+
+StringAttr SharedValues::getLabel(TagAttr tag, StringRef what) {
+  return builder.getStringAttr(tag.getChunk().getValue() + " " + what);
+}
+
+FlatSymbolRefAttr SharedValues::getStream() {
+  return declareStream(symbols, axis.getName());
+}
+
+Value SharedValues::getScattered(Value value, size_t dim, Operation *user,
+                                 TagAttr tag) {
+  Value &known = scattered[{value, tag}];
+  if (!known) {
+    builder.setInsertionPoint(user);
+    Type part =
+        resize(value.getType(), dim, getSize(value, dim) / axis.getSize());
+    auto op = ReduceScatterOp::create(
+        builder, value.getLoc(), TypeRange(part), value, DenseI64ArrayAttr(),
+        builder.getArrayAttr(axis.getName()), StringAttr(),
+        getLabel(tag, "scatter"), IntegerAttr(), getStream(), ValueRange(),
+        dim);
+    op->setAttr("tag", tag);
+    known = op.getResults().front();
+    held[known] = {Held::Part, dim};
+  }
+  return known;
+}
+
+Value SharedValues::getAgain(Value value, Operation *user, TagAttr tag) {
+  SmallVector<OpResult> views;
+  Value root = value;
+  while (auto view = root.getDefiningOp<TorchOp>()) {
+    if (!view.isView() || view.getInputs().size() != 1)
+      break;
+    views.push_back(cast<OpResult>(root));
+    root = view.getInputs().front();
+  }
+  auto gather = root.getDefiningOp<AllGatherOp>();
+  if (!gather || gather->getAttr("tag") == tag)
+    return value;
+  Value again = getWhole(gather.getInputs().front(), user, tag);
+  builder.setInsertionPoint(user);
+  for (OpResult view : llvm::reverse(views)) {
+    auto clone = cast<TorchOp>(builder.clone(*view.getOwner()));
+    clone.getInputsMutable().assign(again);
+    clone.setTagAttr(tag);
+    again = clone.getResult(view.getResultNumber());
+  }
+  return again;
+}
+
+Value SharedValues::copy(Value value, Operation *user, TagAttr tag) {
+  builder.setInsertionPoint(user);
+  Value made = copyValue(value, builder);
+  made.getDefiningOp<TorchOp>().setTagAttr(tag);
+  return made;
+}
+
+} // namespace piper
