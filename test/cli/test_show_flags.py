@@ -14,9 +14,7 @@ from piper.strategy import Directive
 from piper_runtime import Program
 from piper_runtime.program import seal
 
-RELU = re.compile(
-    r'(torch "aten\.relu\.default"\(%\w+\) facts )<pure, flops = \d+, rule = "[^"]*">'
-)
+RELU = re.compile(r'(torch "aten\.relu\.default"\(%\w+\) facts )<pure, flops = \d+>')
 
 
 Show = Callable[[Program], dict[str, str]]

@@ -19,11 +19,11 @@ from piper.strategy import Directive
 from piper_runtime.optimizer import OptimizerFactory
 from sharded import Sharded
 from small_gpt import IGNORED, TAGS, VOCABULARY, Batch
-from small_moe import EXPERT_STATES, WIDTH
+from small_moe import EXPERT_STATES
 from strategies import Captures
 from torch import Tensor, nn
 
-HEADS, HIDDEN, LENGTH, ROWS = 4, 24, 8, 2
+WIDTH, HEADS, HIDDEN, LENGTH, ROWS = small_moe.WIDTH, 4, 24, 8, 2
 CLIP = 0.5
 DIMS = {"ids": 1, "labels": 1, "positions": 1}
 OUTPUTS = ("attention.q", "attention.k", "attention.v", "up")
