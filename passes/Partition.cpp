@@ -12,6 +12,7 @@
 
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
+#include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/MapVector.h"
 
 using namespace mlir;
@@ -57,8 +58,11 @@ class PartitionPass : public impl::PartitionPassBase<PartitionPass> {
     for (auto shard : findDirectives<DoShardOp>(getOperation()))
       if (failed(record(shard, byAxis)))
         return signalPassFailure();
+    llvm::SmallDenseSet<StringAttr>
+        sequences; // axes, of which one may be said twice
     for (auto sequence : findDirectives<DoSequenceOp>(getOperation()))
-      if (failed(partition(sequence, mesh, symbols)))
+      if (sequences.insert(sequence.getAxisAttr()).second &&
+          failed(partition(sequence, mesh, symbols)))
         return signalPassFailure();
     for (auto &[name, shard] : byAxis)
       for (auto step : getOperation().getOps<StepOp>())

@@ -187,6 +187,8 @@ private:
   /// Queries, keys and values, gradients and what was kept, have positions at
   /// one dim.
   LogicalResult markAttention(TorchOp op) {
+    if (failed(checkPlain(op, op.getOpName() == forwardOp ? 3 : 6)))
+      return failure();
     for (Value value : op.getInputs())
       for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
         if (positions.contains({value, dim}) != (dim == keyDim))
@@ -196,6 +198,23 @@ private:
       positions[{result, keyDim}] = Exact;
     attentions.insert(op);
     return success();
+  }
+
+  /// Neither masks nor offsets: the parts know their positions.
+  LogicalResult checkPlain(TorchOp op, size_t mask) {
+    size_t offset = op.getArgs().size() - 1;
+    auto isNone = [&](size_t position) {
+      return !isa<ArgAttr>(op.getArgs()[position]);
+    };
+    auto start = dyn_cast<IntegerAttr>(op.getArgs()[offset]);
+    bool plain = isNone(mask) && start && start.getInt() == 0;
+    if (plain && (mask == 3 || isNone(mask + 1)))
+      return success();
+    InFlightDiagnostic error =
+        op.emitError(op.getOpName())
+        << " expected no mask and no offset where ranks share out the sequence";
+    error.attachNote(sequence.getLoc()) << "the sequence is shared out here";
+    return error;
   }
 
   /// Every factor with positions is one of each result, or summed over.
@@ -301,31 +320,12 @@ public:
       bool forward = op.getOpName() == forwardOp;
       if (!checker.attentions.contains(op))
         continue;
-      if (failed(check(op, forward ? 3 : 6)))
-        return failure();
       forward ? rewriteForward(op) : rewriteBackward(op);
     }
     return success();
   }
 
 private:
-  /// Neither masks nor offsets: the parts know their positions.
-  LogicalResult check(TorchOp op, size_t mask) {
-    size_t offset = op.getArgs().size() - 1;
-    auto isNone = [&](size_t position) {
-      return !isa<ArgAttr>(op.getArgs()[position]);
-    };
-    auto start = dyn_cast<IntegerAttr>(op.getArgs()[offset]);
-    bool plain = isNone(mask) && start && start.getInt() == 0;
-    if (plain && (mask == 3 || isNone(mask + 1)))
-      return success();
-    InFlightDiagnostic error =
-        op.emitError(op.getOpName())
-        << " expected no mask and no offset where ranks share out the sequence";
-    error.attachNote(sequence.getLoc()) << "the sequence is shared out here";
-    return error;
-  }
-
   void rewriteForward(TorchOp op) {
     builder.setInsertionPoint(op);
     TagAttr tag = op.getTagAttr();

@@ -72,14 +72,28 @@ public:
   }
 
   LogicalResult run() {
-    for (auto tangent : cluster.getBlock().getOps<TangentOp>())
-      if (failed(checkTangent(tangent)))
+    for (Operation &op : cluster.getBlock()) {
+      auto tangent = dyn_cast<TangentOp>(op);
+      auto sum = dyn_cast<SumOp>(op);
+      if ((tangent && failed(checkTangent(tangent))) ||
+          (sum && failed(checkSum(sum))))
         return failure();
+    }
     // Before, sums are those of each coordinate alone.
     return cluster.getPhase() < Phase::Reduced ? success() : checkReports();
   }
 
 private:
+  /// What is reported keeps its dtype; only gradients may be summed in another.
+  LogicalResult checkSum(SumOp op) {
+    Type given = op.getInputs().front().getType();
+    if (op.getBucketAttr() || given == op.getResult().getType())
+      return success();
+    return op.emitOpError("expected a sum of type ")
+           << given << ", as its operands are, got "
+           << op.getResult().getType();
+  }
+
   LogicalResult checkTangent(TangentOp op) {
     TangentOp tangent = tangents.lookup(op.getLossAttr());
     if (!tangent)

@@ -127,17 +127,20 @@ def captures(config: Config) -> Captures:
 @dataclass(frozen=True)
 class Sequences(Sharded):
     """A case whose ranks along `cp` have parts of sequences, and perhaps those along `tp`; along
-    `ep`, which has batches of its own, they share out experts.
+    `ep`, which has batches of its own, they share out experts. Without `heads` those along `tp`
+    share out other products than attention's.
     """
 
     cp: int = 0
     tp: int = 0
     ep: int = 0
+    heads: bool = True
 
     def __str__(self) -> str:
         """As a test id."""
-        sizes = (f"{name}{size}" for name, size in self.axes.items())
-        return "-".join([super().__str__(), *sizes])
+        options = [f"{name}{size}" for name, size in self.axes.items()]
+        options += [] if self.heads else ["no-heads"]
+        return "-".join([super().__str__(), *options])
 
     @property
     def axes(self) -> dict[str, int]:
@@ -162,9 +165,9 @@ class Sequences(Sharded):
         if self.cp:
             yield piper.sequence("cp", dims)
         if self.tp:
-            for name in OUTPUTS:
+            for name in OUTPUTS if self.heads else OUTPUTS[-1:]:
                 yield piper.shard(f"layers.*.{name}.*", axis="tp", dim=0)
-            for name in INPUTS:
+            for name in INPUTS if self.heads else INPUTS[-1:]:
                 yield piper.shard(f"layers.*.{name}.weight", axis="tp", dim=1)
             yield piper.sequence("tp", {"ids": 1})
         if self.ep:

@@ -86,11 +86,14 @@ def test_context_parallelism_equals_plain_pytorch(case: Sequences) -> None:
             Sequences("1F1B", 2, 2, 2, cp=2), Config(causal=False), marks=pytest.mark.slow
         ),
         pytest.param(Sequences("DualPipeV", 2, 0, 4, cp=4), PLAIN, marks=pytest.mark.slow),
+        (Sequences("1F1B", 0, 0, 1, cp=2, tp=2, heads=False), PLAIN),
     ],
     ids=str,
 )
 def test_ranks_heads_and_kinds_of_attention(case: Sequences, config: Config) -> None:
-    """Two or four ranks; as many heads of keys as of queries or one; causal and not."""
+    """Two or four ranks; as many heads of keys as of queries or one; causal and not; beside tensor
+    parallelism, and parts of parts, of products other than attention's.
+    """
     check(case, config)
 
 
@@ -165,6 +168,15 @@ def test_sequence_parallelism_exchanges_and_keeps_parts(policy: Literal["save", 
     assert any(type_ == part for _, type_ in hidden)
     if policy == "full":  # else the first layer keeps what it has of the embedding, which is whole
         assert not any(type_ == whole for _, type_ in hidden)
+
+
+def test_sequence_parallelism_lets_losses_cut_the_sequence() -> None:
+    """All ranks have the whole batch, so that next tokens may be found by cutting."""
+    case = Sequences("1F1B", 0, 1, 2, tp=2)
+    given, model = batches(case), captures(PLAIN).model
+    program = Captures(model, shifting_loss).compile(case.plan(), given[0])
+    expected = plain_steps(model, shifting_loss, given, sgd, clip=CLIP)
+    check_steps(piper_steps(program, model, given, sgd), expected)
 
 
 def test_flops_are_those_of_whole_sequences() -> None:

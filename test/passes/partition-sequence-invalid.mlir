@@ -137,17 +137,15 @@ piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
 
 // Which keys a mask hides depends on the positions of queries and keys.
 !q = tensor<3x2x4x8xf32>
-!m = tensor<1x1x4x4xi1>
+!m = tensor<3x1x4x4xi1>
 piper.mesh @mesh [cp = 2 manual]
-piper.state @mask buffer : !m
 piper.strategy @strategy mesh = @mesh {
   // expected-note @+1 {{the sequence is shared out here}}
-  piper.do.sequence axis = "cp" dims = {q = 2}
+  piper.do.sequence axis = "cp" dims = {q = 2, mask = 2}
 }
-piper.step @train phase = captured mesh = @mesh inputs ["q"] dims [0] (%q: !q) {
-  %m = read @mask : !m
+piper.step @train phase = captured mesh = @mesh inputs ["q", "mask"] dims [0, 0] (%q: !q, %m: !m) {
   // expected-error @+1 {{piper.attention.default expected no mask and no offset where ranks share out the sequence}}
-  %0, %1 = torch "piper.attention.default"(%q, %q, %q, %m, false, 0.5, 0) facts <pure, rule = "b h s d, b h t d, b h t e, 1 1 s t -> b h u e, b h u"> tag <"a.0" F> : (!q, !q, !q, !m) -> (!q, tensor<3x2x4xf32>)
+  %0, %1 = torch "piper.attention.default"(%q, %q, %q, %m, false, 0.5, 0) facts <pure, rule = "b h s d, b h t d, b h t e, b 1 s t -> b h u e, b h u"> tag <"a.0" F> : (!q, !q, !q, !m) -> (!q, tensor<3x2x4xf32>)
   output "y" %0 : !q
 }
 

@@ -395,3 +395,39 @@ piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches
   %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
   %l = sum %a0#1, %a1#1 at 0 : !s -> !s
 }
+
+// -----
+
+// Losses are summed in their own dtype.
+
+!x = tensor<4xf32>
+!s = tensor<f32>
+!h = tensor<bf16>
+!n = tensor<i64>
+piper.mesh @mesh [pp = 1 unrolled]
+piper.chunk @p$P0 pass = P (%n: !n) -> !n { return %n : !n }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %y: !x, %s: !s) -> (!x, !s) { return %x, %s : !x, !s }
+piper.step @train phase = bucketed mesh = @mesh inputs ["x", "y", "s", "n"] dims [0, 0, 0, 0] microbatches = 2 homes [[0]] (%x: !x, %y: !x, %s: !s, %n: !n) {
+  %c = run @p$P0(%n) : (!n) -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 -> !s
+  %0:2 = run @a.0$F(%x, %y, %s) : (!x, !x, !s) -> (!x, !s)
+  output "loss" %0#1 scale %t : !s, !s
+}
+piper.cluster @train$cluster of @train phase = ordered mesh = @mesh microbatches = 2 {
+  %n0 = input "n" mb 0 at 0 : !n
+  %n1 = input "n" mb 1 at 0 : !n
+  %c0 = run @p$P0(%n0) mb 0 at 0 : (!n) -> !n
+  %c1 = run @p$P0(%n1) mb 1 at 0 : (!n) -> !n
+  %c = sum %c0, %c1 at 0 : !n -> !n
+  %t = tangent "loss" count %c : !n coeff 0.5 at 0 -> !s
+  %x0 = input "x" mb 0 at 0 : !x
+  %y0 = input "y" mb 0 at 0 : !x
+  %s0 = input "s" mb 0 at 0 : !s
+  %a0:2 = run @a.0$F(%x0, %y0, %s0) mb 0 at 0 : (!x, !x, !s) -> (!x, !s)
+  %x1 = input "x" mb 1 at 0 : !x
+  %y1 = input "y" mb 1 at 0 : !x
+  %s1 = input "s" mb 1 at 0 : !s
+  %a1:2 = run @a.0$F(%x1, %y1, %s1) mb 1 at 0 : (!x, !x, !s) -> (!x, !s)
+  // expected-error @+1 {{expected a sum of type 'tensor<f32>', as its operands are, got 'tensor<bf16>'}}
+  %l = sum %a0#1, %a1#1 at 0 : !s -> !h
+}

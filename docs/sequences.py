@@ -1,0 +1,151 @@
+"""The programs of docs/sequences.md: the Llama of docs/tensors.py with sequences on several ranks.
+
+python docs/sequences.py    # compile both; what a layer exchanges in a microbatch, by formula
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import piper
+import torch
+from piper.mlir import ir
+from piper_runtime import Program
+from rich.console import Console
+from rich.table import Table
+from tensors import (
+    DP,
+    HEADS,
+    KEY_HEADS,
+    MICROBATCHES,
+    TOKENS,
+    WIDTH,
+    Batch,
+    adamw,
+    make_model,
+    make_strategy,
+)
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+RANKS = 8
+NARROW = WIDTH // HEADS * KEY_HEADS
+LAYER = "layer.3"  # of the second stage: what it gets is a part
+ITEM = torch.bfloat16.itemsize
+EXCHANGES = ("piper.all_gather", "piper.reduce_scatter", "piper.all_reduce")
+
+
+def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy; positions come with the batch, and nothing is masked but what is later."""
+    ids, positions = batch["ids"], batch["positions"]
+    every = torch.ones(ids.shape)
+    out = model(input_ids=ids, position_ids=positions, attention_mask=every, use_cache=False)
+    return cross_entropy(out.logits.flatten(0, 1).float(), batch["labels"].flatten())
+
+
+def make_context_strategy() -> piper.Strategy:
+    """32 ranks: two stages, two replicas, and eight ranks that have parts of every sequence."""
+    return piper.Strategy(
+        mesh={"pp": 2, "dp": 2, "cp": 8},
+        directives=[
+            piper.annotate({"model.embed_tokens": "embed", "model.layers.*": "layer"}),
+            piper.annotate({"model.norm": "head", "lm_head": "head"}),
+            piper.split(microbatches=4),
+            piper.place(stages=2),
+            piper.order("1F1B"),
+            piper.sequence("cp", {"ids": 1, "positions": 1, "labels": 1}),
+            piper.replicate(axis=("dp", "cp"), zero=1),
+            piper.update(adamw, clip=1.0),
+        ],
+    )
+
+
+def make_sequence_strategy() -> piper.Strategy:
+    """That of docs/tensors.py, with parts of the sequence between products."""
+    given = make_strategy()
+    return piper.Strategy(
+        mesh=given.mesh, directives=[*given.directives, piper.sequence("tp", {"ids": 1})]
+    )
+
+
+def compile_one(strategy: piper.Strategy) -> Program:
+    """The program of a strategy, without data."""
+    tokens = torch.zeros(DP * MICROBATCHES, TOKENS, dtype=torch.int64)
+    batch = {"ids": tokens, "positions": tokens, "labels": tokens}
+    return piper.compile(make_model(), loss_fn, strategy, batch)
+
+
+def exchanged(program: Program, axis: str) -> Counter[tuple[str, int]]:
+    """How often the layer exchanges values of some bytes in a microbatch: by op, of the whole."""
+    counts: Counter[tuple[str, int]] = Counter()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        text = str(op)
+        own = f'over ["{axis}"] as "{LAYER} ' in text and ".eval" not in text
+        if op.name in EXCHANGES and own:
+            whole = max((op.operands[0].type, op.results[0].type), key=_bytes)
+            counts[op.name.removeprefix("piper."), _bytes(whole)] += 1
+        return ir.WalkResult.ADVANCE
+
+    with ir.Context():
+        module = ir.Module.parse(program.texts["ir/chunks.mlir"])
+        step = next(view for view in module.body.operations if "@train " in str(view)[:80])
+        step.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return counts
+
+
+def _bytes(type_: ir.Type) -> int:
+    tensor = ir.RankedTensorType(type_)
+    return math.prod(tensor.shape) * (2 if "bf16" in str(tensor.element_type) else 4)
+
+
+def expected() -> dict[str, list[tuple[str, str, int, int]]]:
+    """What a layer exchanges in a microbatch, by axis: op, formula of the whole, bytes, how often."""
+    keys, hidden = TOKENS * NARROW * ITEM, TOKENS * WIDTH * ITEM
+    return {
+        "cp": [("all_gather", "T W b", keys, 4), ("reduce_scatter", "T W b", keys, 2)],
+        "tp": [
+            ("all_gather", "T D b", hidden, 6),
+            ("reduce_scatter", "T D b", hidden, 4),
+            ("all_reduce", "D b", WIDTH * ITEM, 2),
+        ],
+    }
+
+
+def sent(op: str, size: int) -> int:
+    """The bytes that a rank sends: of an all_reduce twice those of a gather."""
+    return (2 if op == "all_reduce" else 1) * size * (RANKS - 1) // RANKS
+
+
+def exchanges() -> Table:
+    """What a layer exchanges in a microbatch, by formula."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("along", "times", "op", "of"):
+        table.add_column(column)
+    table.add_column("bytes that a rank sends", justify="right")
+    for axis, rows in expected().items():
+        total = 0
+        for op, formula, size, times in rows:
+            total += times * sent(op, size)
+            table.add_row(axis, str(times), op, formula, f"{times * sent(op, size):,}")
+        table.add_row(axis, "", "together", "", f"{total:,}")
+    return table
+
+
+def main() -> None:
+    """Compile both, and compare formulas with the programs.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    Console(width=100).print(exchanges())
+    for axis, make in (("cp", make_context_strategy), ("tp", make_sequence_strategy)):
+        found = exchanged(compile_one(make()), axis)
+        wanted = {(op, size): times for op, _, size, times in expected()[axis]}
+        if found != wanted:
+            raise SystemExit(f"along {axis} the program exchanges {found}, expected {wanted}")
+
+
+if __name__ == "__main__":
+    main()

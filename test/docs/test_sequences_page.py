@@ -1,0 +1,30 @@
+"""What docs/sequences.md shows is what docs/sequences.py compiles, and how sequences are cut."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import torch
+from piper_runtime.ops.partition import positions
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "sequences.md").read_text()
+
+
+def test_strategy_is_that_of_the_script() -> None:
+    _, body, *_ = (ROOT / "docs" / "sequences.py").read_text().split("    return piper.Strategy(\n")
+    arguments = textwrap.dedent(body.partition("\n    )\n")[0])
+    assert arguments.count("piper.") == 8
+    assert f"piper.Strategy(\n{textwrap.indent(arguments, '    ')}\n)\n" in PAGE
+
+
+def test_positions_and_keys_of_ranks_are_those_of_the_page() -> None:
+    rows = re.findall(r"^\| (\d) \| ([\d ]+) \| ([\d +]+) = (\d+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 2
+    for rank, own, seen, total in rows:
+        found = positions(torch.tensor([int(rank)]), 4, len(rows)).tolist()
+        assert [int(position) for position in own.split()] == found
+        assert [int(keys) for keys in seen.split(" + ")] == [position + 1 for position in found]
+        assert int(total) == sum(position + 1 for position in found)
