@@ -53,7 +53,9 @@ private:
   /// Varying on the data axes.
   LayoutAttr getSplit() {
     LayoutAttr layout = replicated;
-    for (auto axis : step.getAxesAttr().getAsRange<StringAttr>())
+    for (auto axis : step.getAxes()
+                         .value_or(ArrayAttr::get(step.getContext(), {}))
+                         .getAsRange<StringAttr>())
       layout = layout.withKind(axis, Kind::Varying);
     return layout;
   }
