@@ -112,14 +112,12 @@ class Trainer:
         if deterministic:
             check_environment(self.transport)
         self._running = partial(_running, deterministic)
-        self.steps = self._first_step = 0
-        self.num_skipped = 0
+        self.steps = self._first_step = self.num_skipped = 0
         self._manifest = manifest = self.program.manifest
         self.loss_scale = None if manifest.loss_scale is None else LossScaler(manifest.loss_scale)
         self._last_scale = 1.0
         self._peak_flops = check_peak(peak_flops, manifest)
-        if isinstance(metrics, str | Path):
-            metrics = Metrics(metrics)
+        metrics = Metrics(metrics) if isinstance(metrics, str | Path) else metrics
         self._loaded = self.program.load(self.transport.device)
         self._facts = {
             name: check_entry_point(self._loaded, name) for name in manifest.entry_points
