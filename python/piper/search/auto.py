@@ -85,8 +85,7 @@ def auto_order(
         costs: what actions and pairs take; by default F, I and W of every stage take 1.
         latency: what a message between ranks takes, in the unit of the costs.
         memory: the most chunks of activations that a rank may hold at once, from F until W or B,
-            or one such number per rank; a `Memory` for chunks of different size. No limit by
-            default.
+            or one such number per rank; a `Memory` if sizes of chunks differ. No limit by default.
         seeds: whether to start from named schedules of the same placement too. With them no such
             schedule that keeps to the limit is faster than the result.
         effort: a factor of how long to search where the bound is not reached; at 1, up to some ten
