@@ -68,18 +68,26 @@ def ShardPass : Piper_Pass<"piper-shard"> {
 }
 
 def PartitionPass : Piper_Pass<"piper-partition"> {
-  let summary = "Let a captured step compute with the parts of states that a rank holds";
+  let summary = "Let a captured step compute with the parts that a rank holds";
   let description = [{
     *Before*: a captured step, whose values are those of one rank that holds all states
     whole. *After*: reads of sharded states give the rank's part, and what is made of
-    parts has the sizes of parts. Where rows are handed to experts and taken back
-    (`piper.moe_dispatch`, `piper.moe_collect`) ranks exchange them: counts first, then,
-    when the host knows them, rows. How many rows arrive is known at run time, and
-    the type says how many can: those of all ranks, or what `capacity` allows.
+    parts has the sizes of parts. The rules of ops say which dims belong together. What
+    ranks exchange has a tag, as ops have.
 
-    The rules of ops say which dims belong together: dims of one factor change together.
-    *Fails* if an op that is touched has no rule, sums over a dim of which ranks hold
-    parts, or mixes it with whole values.
+    - Along a *manual* axis states are shared out that ops use in groups: experts. Where
+      rows are handed to experts and taken back (`piper.moe_dispatch`,
+      `piper.moe_collect`) ranks exchange them: counts first, then, when the host knows
+      them, rows. How many rows arrive is known at run time, and the type says how many
+      can: those of all ranks, or what `capacity` allows.
+    - Along an *auto* axis each value is whole, a part of one dim, or a term of a sum.
+      Terms are summed and parts are gathered where an op needs it; with a `sequence`
+      directive sums are left as parts of the sequence.
+    - With a `sequence` directive along a *manual* axis ranks have parts of the inputs;
+      attention gathers keys and values.
+
+    *Fails* if an op that is touched has no rule, or sees more of a dim than a rank has of
+    it: see the rules of each in the files `Partition*.cpp`.
   }];
 }
 
