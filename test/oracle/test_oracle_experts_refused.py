@@ -57,7 +57,11 @@ class Mean(Layer):
         (Layer, "*.norm.weight", rf"\(layers.0.norm\): aten.native_layer_norm.default {PARTS}"),
         (Undispatched, EXPERT_STATES, rf"{HERE}: piper.moe_linear.default {PARTS}.*moe_dispatch"),
         (Indexed, EXPERT_STATES, rf"{HERE}: aten.select.int {PARTS}.*dim 0 of operand"),
-        (Mean, EXPERT_STATES, rf"{HERE}: aten.sum.dim_IntList {PARTS} needs the whole of dim 0 of operand"),
+        (
+            Mean,
+            EXPERT_STATES,
+            rf"{HERE}: aten.sum.dim_IntList {PARTS} needs the whole of dim 0 of operand",
+        ),
     ],
     ids=["nothing", "some", "router", "norm", "undispatched", "indexed", "mean"],
 )
