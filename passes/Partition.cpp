@@ -22,6 +22,15 @@ namespace piper {
 #define GEN_PASS_DEF_PARTITIONPASS
 #include "passes/Passes.h.inc"
 
+InFlightDiagnostic emitPartError(TorchOp op, AxisAttr axis, Operation *shard) {
+  InFlightDiagnostic error = op.emitError(op.getOpName())
+                             << " computes with what ranks along axis '"
+                             << axis.getName().getValue()
+                             << "' hold parts of, ";
+  error.attachNote(shard->getLoc()) << "states are shared out here";
+  return error;
+}
+
 Value readRankIndex(StepOp step, AxisAttr axis, SymbolTable &symbols) {
   OpBuilder builder(step);
   auto name = builder.getStringAttr(axis.getName().getValue() + "$index");

@@ -33,6 +33,11 @@ mlir::LogicalResult partitionSequence(StepOp step, AxisAttr axis,
                                       DoSequenceOp sequence,
                                       mlir::SymbolTable &symbols);
 
+/// An error about an op that computes with what ranks hold parts of, with the
+/// directive that says so; whoever calls it goes on with "but ...".
+mlir::InFlightDiagnostic emitPartError(TorchOp op, AxisAttr axis,
+                                       mlir::Operation *shard);
+
 /// A rank's position along the axis, as a tensor of one element: its part of
 /// the constant 0, 1, 2 and so on, read at the start of the step.
 mlir::Value readRankIndex(StepOp step, AxisAttr axis,

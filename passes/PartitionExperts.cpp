@@ -266,14 +266,7 @@ private:
     return success();
   }
 
-  InFlightDiagnostic fail(TorchOp op) {
-    InFlightDiagnostic error = op.emitError(op.getOpName())
-                               << " computes with what ranks along axis '"
-                               << axis.getName().getValue()
-                               << "' hold parts of, ";
-    error.attachNote(shard->getLoc()) << "states are shared out here";
-    return error;
-  }
+  InFlightDiagnostic fail(TorchOp op) { return emitPartError(op, axis, shard); }
 
   /// Writes new sizes into the integer arguments that state them.
   LogicalResult setSizes(TorchOp op, const Rule &rule) {

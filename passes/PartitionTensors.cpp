@@ -336,14 +336,7 @@ private:
     return success();
   }
 
-  InFlightDiagnostic fail(TorchOp op) {
-    InFlightDiagnostic error = op.emitError(op.getOpName())
-                               << " computes with what ranks along axis '"
-                               << axis.getName().getValue()
-                               << "' hold parts of, ";
-    error.attachNote(shard->getLoc()) << "states are shared out here";
-    return error;
-  }
+  InFlightDiagnostic fail(TorchOp op) { return emitPartError(op, axis, shard); }
 
   StepOp step;
   AxisAttr axis;

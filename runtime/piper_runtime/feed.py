@@ -20,7 +20,7 @@ def feed_all(batch: Any, manifest: Manifest) -> list[Shard]:
 
     Raises ValueError or TypeError for a batch that does not fit the inputs; see ``batch.shards``.
     """
-    mesh, axes = manifest.mesh, _batch_axes(manifest)
+    mesh, axes = manifest.mesh, manifest.batch_axes
     shards = _shards(batch, manifest, mesh.size(axes))
     if manifest.sequence is None:
         return shards
@@ -39,12 +39,6 @@ def feed_one(batch: Any, manifest: Manifest, rank: int) -> Shard:
     """
     [shard] = _shards(batch, manifest, 1)
     return _part(shard, manifest, rank)
-
-
-def _batch_axes(manifest: Manifest) -> tuple[str, ...]:
-    """Return the data axes along which batches are cut."""
-    sequence = manifest.sequence
-    return tuple(a for a in manifest.data_axes if sequence is None or a != sequence.axis)
 
 
 def _shards(batch: Any, manifest: Manifest, count: int) -> list[Shard]:

@@ -189,6 +189,12 @@ class Manifest:
         """Return the state called ``name`` (an alias does not count)."""
         return next(state for state in self.states if state.name == name)
 
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The data axes along which batches are cut: not that of shared sequences."""
+        shared = None if self.sequence is None else self.sequence.axis
+        return tuple(axis for axis in self.data_axes if axis != shared)
+
     def model_flops(self, entry_point: str) -> int | None:
         """Return the model's FLOPs for a batch; None if the program does not say."""
         return self.flops[entry_point].model if entry_point in self.flops else None

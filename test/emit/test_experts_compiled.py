@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -19,6 +17,7 @@ from expert_layers_worker import LAYERS, NUM_ROWS, NUM_STEPS
 from piper.cli import main
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
 from torch import nn
+from torchrun import saved_by_ranks, torchrun
 
 TOLERANCE = 1e-10
 ROWS = 16
@@ -184,14 +183,10 @@ def test_processes_train_to_the_bit_as_local_does(tmp_path: Path) -> None:
     model, ranks = Model(layers=LAYERS), 4
     program = piper.compile(model, loss_fn, strategy, make_batch(0, NUM_ROWS))
     program.save(tmp_path / "program")
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *launch, str(WORKER), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    done = torchrun(WORKER, tmp_path, count=ranks)
     trainer = Trainer(program, transport="local")
     losses = [trainer.step(make_batch(step, NUM_ROWS)).loss for step in range(NUM_STEPS)]
-    for rank in range(ranks):
-        seen = torch.load(tmp_path / f"rank{rank}.pt")
+    for seen in saved_by_ranks(tmp_path, done, count=ranks):
         assert seen["losses"] == losses
         for name, value in trainer.full_state_dict().items():
             assert torch.equal(seen["state"][name], value)

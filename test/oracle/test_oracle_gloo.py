@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torchrun import torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 3
@@ -40,21 +40,16 @@ def test_gloo_exchanges_rows_as_local_does(mesh: str, schedule: str, zero: int) 
 
 
 def _check(script: str, options: list[str]) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    command = [str(EXAMPLES / script), *OPTIONS, *options]
-    gloo = _run([*launcher, *command, "--transport", "gloo"])
-    local = _run([*command, "--transport", "local", "--no-check"])
+    options = [*OPTIONS, *options]
+    gloo = _losses(torchrun(EXAMPLES / script, *options, "--transport=gloo", count=4, timeout=600))
+    alone = [sys.executable, str(EXAMPLES / script), *options, "--transport=local", "--no-check"]
+    local = _losses(subprocess.run(alone, capture_output=True, text=True, timeout=600, check=False))
     assert len(local) == 2 * STEPS + 1
     assert gloo == pytest.approx(local, abs=1e-6)
 
 
-def _run(arguments: list[str]) -> list[float]:
-    """Run Python; return the loss and gradient norm of each step, then the validation loss."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+def _losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    """Return the loss and gradient norm of each printed step, then the validation loss."""
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     steps = re.findall(rf"step: \d+ loss: {NUMBER} grad_norm: {NUMBER}", done.stdout)
     validation = re.findall(rf"validation loss: {NUMBER}", done.stdout)

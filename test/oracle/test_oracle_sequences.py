@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -16,6 +14,7 @@ import torch
 from hf_models import FAMILIES
 from ir_facts import count_ops
 from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, randomize, sgd
+from oracle_processes import train_processes
 from piper.mlir import ir
 from piper_runtime import Program
 from sequence_models import (
@@ -42,7 +41,6 @@ MATRIX = [
     Sequences(name, 2, 2, 4, zero=zero, cp=2) for name, zero in itertools.product(NAMES, range(4))
 ]
 QUICK = {MATRIX[0], MATRIX[7], MATRIX[10]}
-WORKER = Path(__file__).parent / "sequences_worker.py"
 PARALLEL = [
     Sequences(name, 2, 2, 4, zero=zero, tp=2) for name, zero in itertools.product(NAMES, range(4))
 ]
@@ -338,17 +336,9 @@ def test_gloo_does_what_local_does(tmp_path: Path) -> None:
     case = Sequences("1F1B", 0, 2, 2, zero=1, cp=2)
     given, model = batches(case), captures(PLAIN).model
     program = compile_case(case)
-    program.save(tmp_path / "program")
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    torch.save({"weights": weights, "batches": given, "dp": case.dp}, tmp_path / "given.pt")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command = [sys.executable, *launch, str(WORKER), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
     local = piper_steps(program, model, given, adamw)
     check_steps(local, plain_steps(model, token_loss, given, adamw, clip=CLIP))
-    for rank in range(4):
-        seen = torch.load(tmp_path / f"rank{rank}.pt")
+    for seen in train_processes(program, model, given, tmp_path):
         assert seen["losses"] == pytest.approx([step.loss for step in local], abs=1e-12)
         for name, value in local[-1].states.items():
-            torch.testing.assert_close(seen["states"][name], value, rtol=0, atol=1e-12)
+            torch.testing.assert_close(seen["states"][-1][name], value, rtol=0, atol=1e-12)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,6 +20,7 @@ import small_gpt
 import torch
 import torch.nn.functional as F  # noqa: N812
 from oracle import Step, adamw, check_steps, gradients_of, piper_steps, plain_steps, sgd
+from oracle_processes import train_processes
 from piper_runtime import LocalTransport, Program, StepResult
 from piper_runtime.optimizer import OptimizerFactory
 from sharded import Sharded
@@ -32,7 +30,6 @@ from torch import Tensor, nn
 
 CLIP = 0.5
 BAD = 1  # the step, from 0, in which one row of one rank has an infinite weight
-WORKER = Path(__file__).parent / "skip_worker.py"
 Batch = dict[str, Tensor]
 
 CASES = [
@@ -376,20 +373,7 @@ def test_processes_skip_as_one_process_does(tmp_path: Path) -> None:
     rule = piper.LossScale(initial=16.0, interval=2)
     program, model, parts = compiled(case, loss_scale=rule)
     expected, results, _ = run(program, model, parts, adamw)
-    program.save(tmp_path / "program")
-    torch.save({"weights": model.state_dict(), "batches": parts}, tmp_path / "given.pt")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(WORKER), str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    for rank in range(4):
-        seen = torch.load(tmp_path / f"rank{rank}.pt")
+    for seen in train_processes(program, model, parts, tmp_path):
         assert seen["skipped"] == [one.skipped for one in results]
         assert seen["scales"] == [one.loss_scale for one in results]
         for states, step in zip(seen["states"], expected, strict=True):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import small_tensors
 import torch
 from oracle import adamw, check_steps, piper_steps, plain_steps
+from oracle_processes import train_processes
 from piper_runtime import Trainer
 from small_gpt import token_loss
 from small_tensors import CLIP, Config, Tensors
-
-WORKER = Path(__file__).parent / "tensors_worker.py"
-PROCESSES = 4
 
 
 @pytest.mark.slow
@@ -28,18 +24,9 @@ def test_gloo_does_what_local_does(case: Tensors, tmp_path: Path) -> None:
     """
     captures, batches = small_tensors.captures(Config()), small_tensors.batches(case)
     program = captures.compile(case.plan(), batches[0])
-    program.save(tmp_path / "program")
-    weights = {name: value.detach() for name, value in captures.model.named_parameters()}
-    torch.save({"weights": weights, "batches": batches}, tmp_path / "given.pt")
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
-    command = [sys.executable, *launch, str(WORKER), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-
     local = piper_steps(program, captures.model, batches, adamw)
     check_steps(local, plain_steps(captures.model, token_loss, batches, adamw, clip=CLIP))
-    for rank in range(PROCESSES):
-        seen = torch.load(tmp_path / f"rank{rank}.pt")
+    for seen in train_processes(program, captures.model, batches, tmp_path):
         assert seen["losses"] == [step.loss for step in local]
         for states, step in zip(seen["states"], local, strict=True):
             assert all(torch.equal(states[name], value) for name, value in step.states.items())

@@ -263,12 +263,6 @@ class ExpertModel(nn.Module):
         return y.view(x.shape) * self.gain
 
 
-def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the mean squared error."""
-    loss: Tensor = (model(batch["x"]) - batch["target"]).square().mean()
-    return loss
-
-
 def make_batch(step: int, ranks: int) -> dict[str, Tensor]:
     """Return the batch of all ranks."""
     generator = torch.Generator().manual_seed(step)

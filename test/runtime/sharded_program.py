@@ -348,12 +348,6 @@ class Odd(nn.Module):
         return found
 
 
-def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the mean squared error."""
-    loss: Tensor = (model(batch["x"]) - batch["target"]).square().mean()
-    return loss
-
-
 def make_batch(seed: int, ranks: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Return the batch of all ranks."""
     generator = torch.Generator().manual_seed(seed)

@@ -34,8 +34,9 @@ from piper_runtime import LocalTransport, Program, Trainer
 from piper_runtime.checkpoint.writers import choose_writers
 from piper_runtime.optimizer import ELEMENTWISE
 from piper_runtime.sharding import pad
+from plain_steps import mean_loss
 from sharded_oracle import SingleProcess
-from sharded_program import BUCKETS, Odd, Sharding, mean_loss, sharded_program
+from sharded_program import BUCKETS, Odd, Sharding, sharded_program
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (

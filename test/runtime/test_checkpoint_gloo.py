@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from checkpoint_cases import AFTER, BEFORE, everything, read, start, train
 from checkpoint_worker import NUM_RANKS, SAVER
 from mlp_program import TiedMlp, make_adamw, make_batch, program_texts
 from piper_runtime import Program, Trainer
+from torchrun import torchrun
 
 TOLERANCE = 1e-12
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
@@ -24,9 +23,7 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the worker under torchrun once, for all tests of this module."""
     folder = tmp_path_factory.mktemp("gloo")
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-    command = [sys.executable, *run, str(WORKER), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = torchrun(WORKER, folder, count=NUM_RANKS)
     assert done.returncode == 0, done.stderr
     return folder
 

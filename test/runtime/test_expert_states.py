@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
@@ -23,7 +21,6 @@ from expert_program import (
     expert_program,
     make_batch,
     manifest_of,
-    mean_loss,
 )
 from expert_worker import GLOO, NUM_STEPS
 from mlp_program import make_adamw, make_sgd
@@ -32,9 +29,10 @@ from piper_runtime.checkpoint.writers import choose_writers
 from piper_runtime.manifest import Manifest
 from piper_runtime.optimizer import OptimizerFactory
 from piper_runtime.sharding import Local
-from torch import Tensor, nn
+from plain_steps import TOLERANCE, close, train_as_plain
+from torch import Tensor
+from torchrun import saved_by_ranks, torchrun
 
-TOLERANCE = 1e-12
 BEFORE, AFTER, RANKS = 2, 2, 6
 WORKER = Path(__file__).with_name("expert_worker.py")
 MESHES = [(3, 2), (1, 2), (2, 4), (1, 4), (2, 1)]
@@ -49,36 +47,13 @@ def start(strategy: Experts, factory: OptimizerFactory = make_adamw, **options: 
     return Trainer(expert_program(strategy), optimizer=factory, **(given | options))
 
 
-def close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert got[name].shape == value.shape
-        assert float((got[name] - value).abs().max()) <= TOLERANCE, name
-
-
 # Training.
 
 
-def train_as_plain(strategy: Experts, factory: OptimizerFactory) -> None:
-    """Take some steps in plain PyTorch as well; compare loss, gradients and state of each."""
+def train(strategy: Experts, factory: OptimizerFactory) -> None:
     plain, trainer = ExpertModel(dim=strategy.dim), start(strategy, factory)
-    optimizer = factory(list(plain.parameters()))
-    for step in range(3):
-        batch = make_batch(step, strategy.ranks)
-        result = trainer.step(batch)
-        optimizer.zero_grad()
-        loss = mean_loss(plain, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-        assert result.loss == pytest.approx(loss.item(), abs=TOLERANCE)
-        close(trainer.gradients(), gradients)
-        norm = nn.utils.get_total_norm(gradients.values())
-        assert result.grad_norm == pytest.approx(norm.item(), abs=TOLERANCE)
-        if strategy.clip is not None:
-            assert norm > strategy.clip
-            nn.utils.clip_grad_norm_(plain.parameters(), strategy.clip)
-        optimizer.step()
-        close(trainer.full_state_dict(), {n: p.detach() for n, p in plain.named_parameters()})
+    batches = [make_batch(step, strategy.ranks) for step in range(NUM_STEPS)]
+    train_as_plain(trainer, plain, batches, factory, strategy.clip)
 
 
 @pytest.mark.parametrize("strategy", MATRIX, ids=str)
@@ -86,12 +61,12 @@ def train_as_plain(strategy: Experts, factory: OptimizerFactory) -> None:
 def test_shared_out_training_is_plain_training(
     strategy: Experts, factory: OptimizerFactory
 ) -> None:
-    train_as_plain(strategy, factory)
+    train(strategy, factory)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_gradients_are_clipped_by_the_norm_of_all_experts(zero: int) -> None:
-    train_as_plain(Experts(zero=zero, clip=0.01), make_sgd)
+    train(Experts(zero=zero, clip=0.01), make_sgd)
 
 
 # What a rank holds.
@@ -300,12 +275,8 @@ def test_check_mode_refuses() -> None:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Return what each rank saw under torchrun."""
     folder = tmp_path_factory.mktemp("experts")
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={GLOO.ranks}"]
-    command = [sys.executable, *launch, str(WORKER), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    files = [folder / f"rank{rank}.pt" for rank in range(GLOO.ranks)]
-    assert all(file.exists() for file in files), done.stderr
-    return folder, [torch.load(file) for file in files]
+    done = torchrun(WORKER, folder, count=GLOO.ranks)
+    return folder, saved_by_ranks(folder, done, count=GLOO.ranks)
 
 
 def test_processes_do_what_local_does(seen: tuple[Path, list[dict[str, Any]]]) -> None:

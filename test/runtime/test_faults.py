@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts
 from piper_runtime import Fault, FaultError, InstructionError, LocalTransport, Program, Trainer
 from piper_runtime.faults import VARIABLE
+from torchrun import command, torchrun
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 LIMIT = 5.0
@@ -168,10 +168,9 @@ def launch(fault: str, *, steps: int = 4) -> Ended:
     mark = f"PIPER_TEST_MARK={uuid.uuid4()}"
     name, value = mark.split("=")
     environment = os.environ | {VARIABLE: fault, name: value, "OMP_NUM_THREADS": "1"}
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command = [sys.executable, *run, str(WORKER), str(LIMIT), str(steps)]
+    launched = command(WORKER, LIMIT, steps, count=4)
     struck, lines = time.monotonic(), []
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(launched, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line)
@@ -248,16 +247,8 @@ def test_a_raising_rank_stops_all_with_its_traceback_first() -> None:
 
 @pytest.mark.slow
 def test_without_a_fault_all_ranks_end_well_with_the_bits_of_local() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(WORKER), "60", "3"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = torchrun(WORKER, 60, 3, count=4)
+    assert done.returncode == 0, done.stderr
     local = trainer()
     for step in range(3):
         loss = local.step(make_batch(step)).loss

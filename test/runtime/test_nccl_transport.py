@@ -5,10 +5,8 @@ No GPU is needed: streams are recorded, or threads (see ``recorded_streams``).
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +35,7 @@ from recorded_streams import (
 )
 from stream_model import adamw, compiled, make_batch, make_model, shard
 from torch import Tensor, nn
+from torchrun import torchrun
 
 WORKER = Path(__file__).with_name("stream_worker.py")
 RANKS = range(4)
@@ -248,17 +247,9 @@ def launch(
     folder: Path, *, timeout: float = 60.0, steps: int = STEPS, fault: str = "", zero: int = 0
 ) -> tuple[subprocess.CompletedProcess[str], float]:
     compiled(zero).save(folder / "program")
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(RANKS))]
-    options = [str(folder / "program"), str(folder), str(timeout), str(steps)]
+    options = (folder / "program", folder, timeout, steps)
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *run, str(WORKER), *options],
-        env=os.environ | {VARIABLE: fault, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = torchrun(WORKER, *options, count=len(RANKS), variables={VARIABLE: fault})
     return done, time.monotonic() - start
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from piper_runtime.mesh import Comm
 from piper_runtime.transports.base import rows_of
 from recorded_streams import NOTHING, Log, RecordedTransport, check_log, pretended_world
 from torch import Tensor
+from torchrun import saved_by_ranks, torchrun
 
 WORKER = Path(__file__).with_name("exchange_worker.py")
 DTYPES = [torch.float64, torch.bfloat16, torch.int64]
@@ -327,12 +326,8 @@ def test_every_wait_is_needed() -> None:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each rank saw under torchrun."""
     folder = tmp_path_factory.mktemp("exchange")
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-    command = [sys.executable, *launch, str(WORKER), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    files = [folder / f"rank{rank}.pt" for rank in range(NUM_RANKS)]
-    assert all(file.exists() for file in files), done.stderr
-    return [torch.load(file) for file in files]
+    done = torchrun(WORKER, folder, count=NUM_RANKS)
+    return saved_by_ranks(folder, done, count=NUM_RANKS)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "threaded"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,14 @@ from mlp_program import make_adamw, make_sgd
 from piper_runtime import LocalTransport, Trainer
 from piper_runtime.optimizer import OptimizerFactory
 from piper_runtime.state import Bucket
-from sharded_program import BUCKETS, SIZES, Odd, Sharding, make_batch, mean_loss, sharded_program
+from plain_steps import mean_loss, train_as_plain
+from sharded_program import BUCKETS, SIZES, Odd, Sharding, make_batch, sharded_program
 from sharding_worker import DP4, HSDP, NUM_RANKS, SHARDINGS
 from sharding_worker import NUM_STEPS as NUM_GLOO_STEPS
-from torch import Tensor, nn
+from torch import nn
+from torchrun import saved_by_ranks, torchrun
 
 NUM_STEPS = 3
-TOLERANCE = 1e-12
 DP2 = (("dp", 2),)
 TWO = (("outer", 2), ("inner", 2))
 WORKER = Path(__file__).with_name("sharding_worker.py")
@@ -48,45 +47,20 @@ def buckets(trainer: Trainer) -> list[dict[str, Bucket]]:
     return [dict(home.buckets) for _, home in sorted(trainer._homes.items())]
 
 
-def close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert got[name].shape == value.shape
-        assert got[name].dtype == value.dtype
-        assert float((got[name] - value).abs().max()) <= TOLERANCE, name
-
-
-def train_as_plain(sharding: Sharding, factory: OptimizerFactory) -> None:
-    """Take some steps in plain PyTorch as well; compare loss, gradients and state of each."""
-    plain, trainer = Odd(), start(sharding, factory)
-    optimizer = factory(list(plain.parameters()))
-    for step in range(NUM_STEPS):
-        batch = make_batch(step, sharding.ranks)
-        result = trainer.step(batch)
-        optimizer.zero_grad()
-        loss = mean_loss(plain, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-        assert result.loss == pytest.approx(loss.item(), abs=TOLERANCE)
-        close(trainer.gradients(), gradients)
-        norm = nn.utils.get_total_norm(gradients.values())
-        assert result.grad_norm == pytest.approx(norm.item(), abs=TOLERANCE)
-        if sharding.clip is not None:
-            assert norm > sharding.clip
-            nn.utils.clip_grad_norm_(plain.parameters(), sharding.clip)
-        optimizer.step()
-        close(trainer.full_state_dict(), {n: p.detach() for n, p in plain.named_parameters()})
+def train(sharding: Sharding, factory: OptimizerFactory) -> None:
+    batches = [make_batch(step, sharding.ranks) for step in range(NUM_STEPS)]
+    train_as_plain(start(sharding, factory), Odd(), batches, factory, sharding.clip)
 
 
 @pytest.mark.parametrize("sharding", MATRIX, ids=str)
 @pytest.mark.parametrize("factory", [make_sgd, make_adamw])
 def test_sharded_training_is_plain_training(sharding: Sharding, factory: OptimizerFactory) -> None:
-    train_as_plain(sharding, factory)
+    train(sharding, factory)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gradients_are_clipped_by_the_norm_of_all_parts(zero: int) -> None:
-    train_as_plain(Sharding(zero, "last", DP4, clip=0.01), make_adamw)
+    train(Sharding(zero, "last", DP4, clip=0.01), make_adamw)
 
 
 # What a rank holds.
@@ -160,7 +134,7 @@ def test_a_factory_sees_as_many_dims_as_members_have() -> None:
         groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=0.1)
 
-    train_as_plain(Sharding(3, "last", DP4), make)
+    train(Sharding(3, "last", DP4), make)
     shapes = seen[:16]  # by rank, then by bucket; plain PyTorch comes behind
     assert [shapes[4 * rank] for rank in range(4)] == [[(1, 8)], [(1, 8)], [(1, 5), (3,)],
                                                        [(4,), ()]]  # fmt: skip
@@ -214,12 +188,8 @@ def test_values_may_be_wider_than_what_chunks_compute_in(zero: int) -> None:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Run the worker under torchrun once; return what each rank saved."""
     folder = tmp_path_factory.mktemp("sharding")
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-    command = [sys.executable, *run, str(WORKER), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    files = [folder / f"rank{rank}.pt" for rank in range(NUM_RANKS)]
-    assert all(file.exists() for file in files), done.stderr
-    return [torch.load(file) for file in files]
+    done = torchrun(WORKER, folder, count=NUM_RANKS)
+    return saved_by_ranks(folder, done, count=NUM_RANKS)
 
 
 @pytest.mark.slow

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +17,7 @@ from piper_runtime import Program
 from piper_runtime.program import seal
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torchrun import torchrun
 
 WORKER = Path(__file__).with_name("share_worker.py")
 NUM_RANKS = 4
@@ -191,12 +189,9 @@ def test_a_folder_whose_files_are_of_two_programs_is_refused(tmp_path: Path) -> 
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the cases of the worker under torchrun."""
     folder = tmp_path_factory.mktemp("share")
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for case in ("train", "refuse", "mix"):
-        command = [sys.executable, *run, str(WORKER), str(folder), case]
-        done = subprocess.run(command, env=environment, timeout=300, check=False)
-        assert (done.returncode == 0) == (case != "mix")
+        done = torchrun(WORKER, folder, case, count=NUM_RANKS)
+        assert (done.returncode == 0) == (case != "mix"), done.stderr
     return folder
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from mlp_program import program_texts
 from piper_runtime import Program
+from torchrun import torchrun
 from trace_schema import check_trace
 
 WORKER = Path(__file__).with_name("trace_worker.py")
@@ -24,9 +23,7 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the worker once, for all tests of this module."""
     where: Path = tmp_path_factory.mktemp("trace")
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-    command = [sys.executable, *run, str(WORKER), str(where)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = torchrun(WORKER, where, count=NUM_RANKS)
     assert done.returncode == 0, done.stderr
     return where
 

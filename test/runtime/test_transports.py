@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from piper_runtime.home import Home
 from piper_runtime.instruction import COMPUTE, Handle, Instruction
 from piper_runtime.rank import Rank
 from torch import Tensor
+from torchrun import saved_by_ranks, torchrun
 
 WORKER = Path(__file__).with_name("gloo_worker.py")
 NUM_RANKS = 4
@@ -85,19 +85,14 @@ def test_a_freed_operand_is_poisoned_and_an_error_at_run_time() -> None:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Run the worker under torchrun once, for all tests of this module."""
     folder = tmp_path_factory.mktemp("gloo")
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-    command = [sys.executable, *run, str(WORKER), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    return folder, done
+    return folder, torchrun(WORKER, folder, count=NUM_RANKS)
 
 
 @pytest.fixture(scope="module")
 def seen(launched: Launched) -> list[dict[str, Any]]:
     """Return what each rank saved."""
     folder, done = launched
-    files = [folder / f"rank{rank}.pt" for rank in range(NUM_RANKS)]
-    assert all(file.exists() for file in files), done.stderr
-    return [torch.load(file) for file in files]
+    return saved_by_ranks(folder, done, count=NUM_RANKS)
 
 
 def _close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from torchrun import torchrun
 
 HERE = Path(__file__).parent
 WORKER = HERE / "memory_worker.py"
@@ -45,15 +43,8 @@ def test_ranks_share_out_states(tmp_path: Path) -> None:
 
 
 def _measure(name: str, output: Path) -> dict[str, list[int]]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(WORKER), name, str(output)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    examples = {"PYTHONPATH": str(EXAMPLES)}
+    done = torchrun(WORKER, name, output, count=2, timeout=600, variables=examples)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     found: dict[str, list[int]] = json.loads(output.read_text())
     return found
