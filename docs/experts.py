@@ -10,17 +10,16 @@ from fractions import Fraction
 
 import piper
 import torch
+from full_width import adamw, holdings, loss_fn, make_table
 from piper.simulate import ProgramFacts
 from piper.simulate.communication import measure_traffic
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 # DeepSeek-V3 (DeepSeek-AI, 2024) with a small vocabulary and four layers instead of 61.
 WIDTH, EXPERTS, CHOICES, LAYERS, VOCABULARY = 7168, 256, 8, 4, 4096
 TOKENS, MICROBATCHES, PP, EDP, EP = 4096, 4, 2, 2, 8
-SLOTS = ("compute", "value")
 ROW = WIDTH * torch.bfloat16.itemsize
 
 
@@ -39,17 +38,6 @@ def make_model() -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = DeepseekV3ForCausalLM(config)
     return model.bfloat16()
-
-
-def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of the next token."""
-    logits = model(input_ids=batch["ids"], use_cache=False).logits
-    return cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
-
-
-def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW."""
-    return torch.optim.AdamW(parameters, lr=1e-4)
 
 
 def make_strategy() -> piper.Strategy:
@@ -83,29 +71,10 @@ def exchanged() -> list[tuple[str, str, Fraction]]:
     ]
 
 
-def holdings(facts: ProgramFacts) -> Table:
-    """What ranks at pp 1 hold of experts and of all else."""
-    manifest = facts.manifest
-    numel = {state.name: state.numel for state in manifest.states}
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("parameters of pp 1")
-    for column in ("all", "of a rank", "with optimizer state"):
-        table.add_column(column, justify="right")
-    for name, is_sharded in (("experts", True), ("others", False)):
-        held = [b for b in manifest.buckets if 1 in b.holders and b.grad_dtype]
-        held = [bucket for bucket in held if bool(bucket.varying_axes) == is_sharded]
-        whole = sum(numel[member] for bucket in held for member in bucket.members)
-        slots = (sum(b.slot_numel(slot, manifest.mesh) for b in held) for slot in SLOTS)
-        table.add_row(name, *(f"{size:,}" for size in (whole, *slots)))
-    return table
-
-
 def exchanges() -> Table:
     """What the layers of a rank exchange in a step, by formula."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("of a layer and microbatch", "formula"):
-        table.add_column(column)
-    table.add_column("bytes that a rank sends", justify="right")
+    columns = ("of a layer and microbatch", "formula", "bytes that a rank sends")
+    table = make_table(*columns, numbers=1)
     for name, formula, size in exchanged():
         table.add_row(name, formula, f"{round(size):,}")
     table.add_row("a step", "L M times the sum", f"{step_bytes():,}")
@@ -129,7 +98,7 @@ def main(folder: str) -> None:
     program.save(folder)
     facts = ProgramFacts.read(program)
     console = Console(width=100)
-    console.print(holdings(facts))
+    console.print(holdings(facts, "experts", pp=1))
     console.print()
     console.print(exchanges())
     moved = [item.num_bytes for item in measure_traffic(facts) if item.op == "all_to_all"]

@@ -10,6 +10,7 @@ from collections import Counter
 
 import piper
 import torch
+from full_width import Batch, adamw, make_table
 from piper.mlir import ir
 from piper_runtime import Program
 from rich.console import Console
@@ -21,8 +22,6 @@ from tensors import (
     MICROBATCHES,
     TOKENS,
     WIDTH,
-    Batch,
-    adamw,
     make_model,
     make_strategy,
 )
@@ -120,10 +119,7 @@ def sent(op: str, size: int) -> int:
 
 def exchanges() -> Table:
     """What a layer exchanges in a microbatch, by formula."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("along", "times", "op", "of"):
-        table.add_column(column)
-    table.add_column("bytes that a rank sends", justify="right")
+    table = make_table("along", "times", "op", "of", "bytes that a rank sends", numbers=1)
     for axis, rows in expected().items():
         total = 0
         for op, formula, size, times in rows:

@@ -9,20 +9,19 @@ import sys
 
 import piper
 import torch
+from full_width import adamw, holdings, loss_fn, make_table
 from piper.simulate import ProgramFacts
 from piper.simulate.communication import measure_traffic
 from piper_runtime import Program
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 # A layer of Llama 3 8B (Grattafiori et al., 2024, "The Llama 3 Herd of Models"), four of 32 layers,
 # and a small vocabulary.
 WIDTH, HIDDEN, HEADS, KEY_HEADS, LAYERS, VOCABULARY = 4096, 14336, 32, 8, 4, 4096
 TOKENS, MICROBATCHES, PP, DP, TP = 4096, 4, 2, 2, 8
 ROWS = TOKENS * WIDTH * torch.bfloat16.itemsize
-Batch = dict[str, Tensor]
 
 
 def make_model() -> nn.Module:
@@ -40,17 +39,6 @@ def make_model() -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = LlamaForCausalLM(config)
     return model.bfloat16()
-
-
-def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the next token."""
-    logits = model(input_ids=batch["ids"], use_cache=False).logits
-    return cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
-
-
-def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW."""
-    return torch.optim.AdamW(parameters, lr=1e-4)
 
 
 def make_strategy() -> piper.Strategy:
@@ -85,29 +73,9 @@ def compile_one(strategy: piper.Strategy) -> Program:
     return piper.compile(make_model(), loss_fn, strategy, {"ids": tokens, "labels": tokens})
 
 
-def holdings(facts: ProgramFacts) -> Table:
-    """What ranks at pp 0 hold of weights that they share out and of all else."""
-    manifest = facts.manifest
-    numel = {state.name: state.numel for state in manifest.states}
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("parameters of pp 0")
-    for column in ("all", "of a rank", "with optimizer state"):
-        table.add_column(column, justify="right")
-    for name, is_sharded in (("of products", True), ("others", False)):
-        held = [b for b in manifest.buckets if 0 in b.holders and b.grad_dtype]
-        held = [bucket for bucket in held if bool(bucket.varying_axes) == is_sharded]
-        whole = sum(numel[member] for bucket in held for member in bucket.members)
-        slots = (sum(b.slot_numel(s, manifest.mesh) for b in held) for s in ("compute", "value"))
-        table.add_row(name, *(f"{size:,}" for size in (whole, *slots)))
-    return table
-
-
 def exchanges() -> Table:
     """What the layers of a rank exchange in a step, by formula."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("along tp", "formula"):
-        table.add_column(column)
-    table.add_column("bytes that a rank sends", justify="right")
+    table = make_table("along tp", "formula", "bytes that a rank sends", numbers=1)
     table.add_row("a layer and microbatch", "4 x 2 T D b (R - 1) / R", f"{layer_bytes():,}")
     table.add_row("a step", "L M times that", f"{step_bytes():,}")
     return table
@@ -128,7 +96,7 @@ def main(folder: str) -> None:
     program.save(folder)
     facts = ProgramFacts.read(program)
     console = Console(width=100)
-    console.print(holdings(facts))
+    console.print(holdings(facts, "of products", pp=0))
     console.print()
     console.print(exchanges())
     moved = [item.num_bytes for item in measure_traffic(facts) if item.comm.axes == ("tp",)]

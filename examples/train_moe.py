@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from piper.schedules import SCHEDULES, schedule_name
 from piper.strategy import Directive
 from torch import Tensor, nn
-from train_lm import Batch, Process, adamw, check, mesh_sizes, train
+from training import Batch, adamw, make_parser, run
 
 VOCABULARY = 256  # bytes
 EXPERTS, CHOICES = 8, 2
@@ -103,44 +103,20 @@ def make_strategy(options: argparse.Namespace, *, update: bool = True) -> piper.
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = make_parser(
+        __doc__, "The mesh has pp, ep and maybe edp; the width is a multiple of 16."
     )
     option = parser.add_argument
     option("--model", choices=MODELS, default="qwen3_moe", help="which model of transformers")
-    option("--mesh", type=mesh_sizes, default="pp=2,ep=2", help="sizes of pp, edp (if any) and ep")
-    option("--schedule", default="DualPipeV", help=", ".join(SCHEDULES))
-    option("--microbatches", type=int, default=4, help="per step and rank with a batch of its own")
-    option("--zero", type=int, choices=range(4), default=1, help="ZeRO stage of edp and ep")
     option("--capacity", type=float, help="room for rows, as a multiple of those that a rank sends")
-    transports = ("auto", "local", "gloo", "nccl")
-    option("--transport", choices=transports, default="auto", help="who runs ranks")
-    option("--steps", type=int, default=40, help="training steps")
-    option("--layers", type=int, default=2, help="layers of the model")
-    option("--width", type=int, default=64, help="size of a hidden vector, a multiple of 16")
-    option("--context", type=int, default=32, help="bytes per example")
-    option("--batch", type=int, default=16, help="examples per step, of all ranks")
-    option("--seed", type=int, default=0, help="of the first weights and of the batches")
-    option("--lr", type=float, default=4e-3, help="AdamW's learning rate")
-    option("--check", action=argparse.BooleanOptionalAction, default=True, help="the closing check")
-    options = parser.parse_args(arguments)
-    options.transport = None if options.transport == "auto" else options.transport
-    return options
+    parser.set_defaults(mesh="pp=2,ep=2", schedule="DualPipeV", zero=1, steps=40)
+    parser.set_defaults(layers=2, width=64, context=32, batch=16)
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train, then check; the exit status is 1 if the check fails."""
-    options, process = parse(arguments), Process.current()
-    model, strategy = make_model(options), make_strategy(options)
-    train(options, process, model=model, strategy=strategy, loss_fn=loss_fn)
-    if not options.check:
-        return 0
-    model, strategy = make_model(options).double(), make_strategy(options, update=False)
-    passed = check(
-        options, process, model=model, strategy=strategy, loss_fn=loss_fn, bound=TOLERANCE
-    )
-    return 0 if passed else 1
+    return run(parse(arguments), make_model, make_strategy, loss_fn, bound=TOLERANCE)
 
 
 if __name__ == "__main__":

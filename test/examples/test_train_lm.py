@@ -9,7 +9,8 @@ import pytest
 import torch
 import train_lm
 from piper.strategy import Mesh
-from train_lm import Process, distance, mesh_sizes, parse
+from train_lm import parse
+from training import Process, distance, mesh_sizes, transport_of
 
 SIZES = {"steps": 2, "layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 8}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
@@ -25,7 +26,8 @@ def test_mesh_sizes() -> None:
 def test_default_options() -> None:
     options = parse([])
     assert options.mesh == {"pp": 2, "dp": 1}
-    assert options.transport is None
+    assert transport_of(options) is None
+    assert transport_of(parse(["--transport=gloo"])) == "gloo"
     assert options.check
     assert not parse(["--no-check"]).check
 
