@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from piper_runtime.ops import attention_blocks, attention_op
 from piper_runtime.ops.attention import attention, attention_with_lse, merge
+from piper_runtime.ops.attention_blocks import Attended
 from piper_runtime.ops.attention_fused import Fused, backward_fused, choose_fused, forward_fused
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -279,8 +280,9 @@ def test_blocks_never_make_a_matrix_of_all_scores(monkeypatch: pytest.MonkeyPatc
     options: dict[str, Any] = {"causal": True, "scale": 0.4, "offset": 0}
     with _Largest() as forward:
         out, lse = attention_blocks.forward_in_blocks(q, k, v, None, **options)
+    given = Attended(out, q, k, v, out, lse)
     with _Largest() as backward:
-        attention_blocks.backward_in_blocks(out, q, k, v, out, lse, None, None, **options)
+        attention_blocks.backward_in_blocks(given, None, None, **options)
     operand = q.numel()
     assert max(forward.numel, backward.numel) <= max(most, operand) < HEADS * 64 * 64
 
@@ -429,5 +431,5 @@ def test_calls_of_gpu_kernels_have_the_right_shapes(
     out, lse = forward_fused(plan, q, k, v, None, scale=0.4)
     assert out.shape == (*q.shape[:3], v.shape[3])
     assert lse.shape == q.shape[:3]
-    gradients = backward_fused(plan, out, q, k, v, out, lse, None, scale=0.4)
+    gradients = backward_fused(plan, Attended(out, q, k, v, out, lse), None, scale=0.4)
     assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]

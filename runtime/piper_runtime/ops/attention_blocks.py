@@ -17,16 +17,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["backward_in_blocks", "forward_in_blocks", "head_last"]
+__all__ = ["Attended", "backward_in_blocks", "forward_in_blocks", "head_last"]
 
 # Scores of one block: what stays in a cache of a CPU, and what keeps a GPU busy.
 _SCORES_ON_CPU = 1 << 20
 _SCORES_ELSEWHERE = 1 << 26
 _LEAST_ROWS = 16  # unless there are fewer queries
+
+
+class Attended(NamedTuple):
+    """What a backward pass is given: the gradient of an output, and what that was made of."""
+
+    grad: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,11 @@ class _Problem:
         """Return a block of keys or values as [b, g, keys, dim]."""
         return tensor[block.batch, block.groups, : block.keys].to(self.dtype)
 
+    def operands(self, block: _Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of a block."""
+        queries = self.queries_of(self.q, block)
+        return queries, self.keys_of(self.k, block), self.keys_of(self.v, block)
+
     def by_head(self, tensor: Tensor) -> Tensor:
         """Return a view of [b, g, H / G * rows, dim] as [b, g, H / G, rows, dim]."""
         return torch.unflatten(tensor, 2, (self.q.shape[2], -1))
@@ -145,11 +162,7 @@ def forward_in_blocks(
         if not block.keys:
             outs[place] = 0
             continue
-        query, key, value = (
-            task.queries_of(task.q, block),
-            task.keys_of(k, block),
-            task.keys_of(v, block),
-        )
+        query, key, value = task.operands(block)
         scores = task.scores(query, key, block)
         highest = scores.amax(-1, keepdim=True)
         highest.masked_fill_(highest == -math.inf, 0)
@@ -162,12 +175,7 @@ def forward_in_blocks(
 
 
 def backward_in_blocks(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
+    given: Attended,
     mask: Tensor | None,
     grad_lse: Tensor | None,
     *,
@@ -176,6 +184,7 @@ def backward_in_blocks(
     offset: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v from those of output and log-sum-exp."""
+    grad, q, k, v, out, lse = given
     task = _Problem.make(q, k, v, mask, causal=causal, scale=scale, offset=offset)
     (batch, groups, keys, size), width = k.shape, v.shape[3]
     dq = head_last(*q.shape, like=q)
@@ -190,22 +199,18 @@ def backward_in_blocks(
         if not block.keys:
             dqs[place] = 0
             continue
-        query, key, value = (
-            task.queries_of(task.q, block),
-            task.keys_of(k, block),
-            task.keys_of(v, block),
-        )
-        given = task.queries_of(grads, block)
+        query, key, value = task.operands(block)
+        of_out = task.queries_of(grads, block)
         chances = task.scores(query, key, block).sub_(task.queries_of(lses, block)).exp_()
         # The softmax takes from each score its chance of what all of its query's scores get.
-        shared = (given * task.queries_of(outs, block)).sum(-1, keepdim=True)
+        shared = (of_out * task.queries_of(outs, block)).sum(-1, keepdim=True)
         if more is not None:
             shared -= task.queries_of(more, block)
-        dscores = (given @ value.transpose(-1, -2)).sub_(shared).mul_(chances).mul_(scale)
+        dscores = (of_out @ value.transpose(-1, -2)).sub_(shared).mul_(chances).mul_(scale)
         dqs[place] = task.by_head(dscores @ key).to(dq.dtype)
         part = (block.batch, block.groups, slice(0, block.keys))
         dk[part] += dscores.transpose(-1, -2) @ query
-        dv[part] += chances.transpose(-1, -2) @ given
+        dv[part] += chances.transpose(-1, -2) @ of_out
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 

@@ -18,12 +18,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from piper_runtime.ops.attention_blocks import Attended
+
 __all__ = ["Fused", "backward_fused", "choose_fused", "forward_fused"]
 
 aten = torch.ops.aten
 cuda: Any = torch.backends.cuda
 
 Kernel = Literal["cpu", "flash", "efficient"]
+Gradients = tuple[Tensor, Tensor, Tensor]
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_CAPABILITY = (8, 0)  # Ampere
@@ -105,46 +108,24 @@ def forward_fused(
     return out, lse[:, :, : q.shape[2]]
 
 
-def backward_fused(
-    plan: Fused,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward_fused(plan: Fused, given: Attended, mask: Tensor | None, *, scale: float) -> Gradients:
     """Return the gradients of q, k and v; a key that was left out has a gradient of 0."""
+    grad, q, k, v, out, lse = given
     unseen = k.shape[2] - plan.keys
-    k, v = k[:, :, : plan.keys], v[:, :, : plan.keys]
-    grad, q, k, v, out = (_readable(tensor) for tensor in (grad, q, k, v, out))
+    read = (grad, q, k[:, :, : plan.keys], v[:, :, : plan.keys], out)
+    given = Attended(*(_readable(tensor) for tensor in read), lse)
     if plan.kernel == "cpu":
-        dq, dk, dv = _cpu_backward(plan, grad, q, k, v, out, lse, mask, scale)
+        dq, dk, dv = _cpu_backward(plan, given, mask, scale)
     else:
         run = _flash_backward if plan.kernel == "flash" else _efficient_backward
-        dq, dk, dv = run(plan, grad, q, k, v, out, lse, scale)
+        dq, dk, dv = run(plan, given, scale)
     if unseen:
         dk, dv = F.pad(dk, (0, 0, 0, unseen)), F.pad(dv, (0, 0, 0, unseen))
     return dq, dk, dv
 
 
-Gradients = tuple[Tensor, Tensor, Tensor]
-
-
-def _cpu_backward(
-    plan: Fused,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    scale: float,
-) -> Gradients:
+def _cpu_backward(plan: Fused, given: Attended, mask: Tensor | None, scale: float) -> Gradients:
+    grad, q, k, v, out, lse = given
     if mask is not None:
         lse = lse.masked_fill(lse == -math.inf, 0)
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -153,16 +134,8 @@ def _cpu_backward(
     return dq, dk, dv
 
 
-def _flash_backward(
-    plan: Fused,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-) -> Gradients:
+def _flash_backward(plan: Fused, given: Attended, scale: float) -> Gradients:
+    grad, q, k, v, out, lse = given
     size, width = _flash_width(q, v), v.shape[3]
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
     grads = aten._scaled_dot_product_flash_attention_backward(
@@ -181,16 +154,8 @@ def _flash_backward(
     return grads[0][..., : q.shape[3]], grads[1][..., : k.shape[3]], grads[2][..., :width]
 
 
-def _efficient_backward(
-    plan: Fused,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-) -> Gradients:
+def _efficient_backward(plan: Fused, given: Attended, scale: float) -> Gradients:
+    grad, q, k, v, out, lse = given
     padded = F.pad(lse, (0, -lse.shape[2] % _LSE_MULTIPLE), value=float("inf"))
     seed = torch.empty((), dtype=torch.int64, device=q.device)  # of dropout, which there is none of
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils import flop_counter
 
-from piper_runtime.ops.attention_blocks import backward_in_blocks, forward_in_blocks, head_last
+from piper_runtime.ops.attention_blocks import (
+    Attended,
+    backward_in_blocks,
+    forward_in_blocks,
+    head_last,
+)
 from piper_runtime.ops.attention_fused import backward_fused, choose_fused, forward_fused
 from piper_runtime.ops.define import differentiate, op
 
@@ -26,13 +31,7 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _fake_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    offset: int,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor]:
     _check(q, k, v, mask)
     batch, heads, length, _ = q.shape
@@ -61,17 +60,7 @@ def attention(
 
 
 def _fake_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    grad_lse: Tensor | None,
-    causal: bool,
-    scale: float,
-    offset: int,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return head_last(*q.shape, like=q), head_last(*k.shape, like=k), head_last(*v.shape, like=v)
 
@@ -96,11 +85,10 @@ def attention_backward(
     parts, ``out`` and ``lse`` are those of all keys; the gradients of q then add up.
     """
     fused = choose_fused(q, k, v, mask, causal=causal, offset=offset)
+    given = Attended(grad, q, k, v, out, lse)
     if fused is None or grad_lse is not None:
-        return backward_in_blocks(
-            grad, q, k, v, out, lse, mask, grad_lse, causal=causal, scale=scale, offset=offset
-        )
-    dq, dk, dv = backward_fused(fused, grad, q, k, v, out, lse, mask, scale=scale)
+        return backward_in_blocks(given, mask, grad_lse, causal=causal, scale=scale, offset=offset)
+    dq, dk, dv = backward_fused(fused, given, mask, scale=scale)
     return _heads_last(dq), _heads_last(dk), _heads_last(dv)
 
 
