@@ -113,7 +113,8 @@ def backward_fused(plan: Fused, given: Attended, mask: Tensor | None, *, scale: 
     grad, q, k, v, out, lse = given
     unseen = k.shape[2] - plan.keys
     read = (grad, q, k[:, :, : plan.keys], v[:, :, : plan.keys], out)
-    given = Attended(*(_readable(tensor) for tensor in read), lse)
+    grad, q, k, v, out = (_readable(tensor) for tensor in read)
+    given = Attended(grad, q, k, v, out, lse)
     if plan.kernel == "cpu":
         dq, dk, dv = _cpu_backward(plan, given, mask, scale)
     else:

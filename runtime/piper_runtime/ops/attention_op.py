@@ -31,7 +31,7 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _fake_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *_: object
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *others: object
 ) -> tuple[Tensor, Tensor]:
     _check(q, k, v, mask)
     batch, heads, length, _ = q.shape
@@ -60,7 +60,7 @@ def attention(
 
 
 def _fake_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return head_last(*q.shape, like=q), head_last(*k.shape, like=k), head_last(*v.shape, like=v)
 
