@@ -33,6 +33,24 @@ static LogicalResult verifyHomes(StepOp step) {
   return success();
 }
 
+/// Checks that `primals` or `cotangents` has a list of numbers for each result.
+static LogicalResult verifyNumbers(Operation &op, StringRef name) {
+  Attribute attr = op.getAttr(name);
+  if (!attr)
+    return success();
+  auto isList = [](Attribute list) {
+    auto numbers = dyn_cast<ArrayAttr>(list);
+    return numbers && llvm::all_of(numbers, llvm::IsaPred<IntegerAttr>);
+  };
+  auto lists = dyn_cast<ArrayAttr>(attr);
+  if (!lists || lists.size() != op.getNumResults() ||
+      !llvm::all_of(lists, isList))
+    return op.emitOpError("expected ")
+           << name << " to be a list of numbers for each of "
+           << op.getNumResults() << " results, got " << attr;
+  return success();
+}
+
 LogicalResult StepOp::verify() {
   size_t count = getBody().getNumArguments();
   if (getInputs().size() != count || getDims().size() != count)
@@ -51,6 +69,9 @@ LogicalResult StepOp::verify() {
              << stringifyPhase(getPhase());
     if (auto torch = dyn_cast<TorchOp>(op); torch && !torch.getTagAttr())
       return op.emitOpError("expected a tag: every op belongs to a chunk");
+    if (failed(verifyNumbers(op, "primals")) ||
+        failed(verifyNumbers(op, "cotangents")))
+      return failure();
   }
   return success();
 }
@@ -156,6 +177,23 @@ LogicalResult ChunkOp::verify() {
   return success();
 }
 
+void ChunkOp::setDuals(ArrayRef<int64_t> results, ArrayRef<int64_t> operands) {
+  auto trim = [](ArrayRef<int64_t> duals) {
+    while (!duals.empty() && duals.back() == noDual)
+      duals = duals.drop_back();
+    return duals;
+  };
+  results = trim(results);
+  operands = trim(operands);
+  if (results.empty() && operands.empty()) {
+    removeDualResultsAttr();
+    removeDualOperandsAttr();
+    return;
+  }
+  setDualResults(results);
+  setDualOperands(operands);
+}
+
 LogicalResult ChunkOp::verifyRegions() {
   Block &block = getBody().front();
   for (Operation &op : block)
@@ -172,20 +210,43 @@ LogicalResult ChunkOp::verifyRegions() {
   return verifySignature(*this, cast<FunctionType>(getFunctionType()), block);
 }
 
-/// Checks one pair of primal and cotangent on every axis.
-static LogicalResult verifyDual(ChunkOp chunk, Type primal, Type gradient,
-                                const Twine &what) {
+/// Checks one pair of primal and cotangent on the manual axes. Along an auto
+/// axis ranks have one loss, and a gradient there is whole, or not summed yet.
+static LogicalResult verifyDual(ChunkOp chunk, MeshOp mesh, Type primal,
+                                Type gradient, const Twine &what) {
   LayoutAttr layout = getLayout(primal);
   if (!layout)
     return success();
-  LayoutAttr duals = dual(layout, findMesh(chunk));
+  LayoutAttr duals = dual(layout, mesh);
   for (AxisKindAttr axis : layout.getAxes()) {
+    AxisAttr known = mesh ? mesh.lookupAxis(axis.getAxis()) : AxisAttr();
+    if (known && known.getRole() != AxisRole::Manual)
+      continue;
     Kind expected = duals.getKind(axis.getAxis());
     Kind got = getKind(gradient, axis.getAxis());
     if (got != expected)
       return chunk.emitOpError("expected the gradient of ")
              << what << " to be " << stringifyKind(expected) << " on axis '"
              << axis.getAxis().getValue() << "', got " << stringifyKind(got);
+  }
+  return success();
+}
+
+/// Checks the cotangents that a backward chunk takes, or the gradients that it
+/// returns, against what its forward chunk returns, or takes.
+static LogicalResult verifyDuals(ChunkOp chunk, MeshOp mesh,
+                                 ArrayRef<int64_t> duals,
+                                 ArrayRef<Type> primals,
+                                 ArrayRef<Type> gradients, StringRef what) {
+  for (auto [dual, gradient] : llvm::zip(duals, gradients)) {
+    if (dual == ChunkOp::noDual)
+      continue;
+    if (dual < 0 || dual >= int64_t(primals.size()))
+      return chunk.emitOpError("expected ")
+             << what << " of " << chunk.getOfAttr() << ", got " << dual;
+    if (failed(verifyDual(chunk, mesh, primals[dual], gradient,
+                          what.split(' ').second + " " + Twine(dual))))
+      return failure();
   }
   return success();
 }
@@ -233,23 +294,12 @@ LogicalResult ChunkOp::verifySymbolUses(SymbolTableCollection &symbols) {
   if (results.size() > own.getNumInputs() ||
       operands.size() > own.getNumResults())
     return emitOpError("expected no more duals than operands and results");
-  for (auto [index, result] : llvm::enumerate(results)) {
-    if (result < 0 || result >= primal.getNumResults())
-      return emitOpError("expected a result of ")
-             << getOfAttr() << ", got " << result;
-    if (failed(verifyDual(*this, primal.getResult(result), own.getInput(index),
-                          "result " + Twine(result))))
-      return failure();
-  }
-  for (auto [index, operand] : llvm::enumerate(operands)) {
-    if (operand < 0 || operand >= primal.getNumInputs())
-      return emitOpError("expected an operand of ")
-             << getOfAttr() << ", got " << operand;
-    if (failed(verifyDual(*this, primal.getInput(operand), own.getResult(index),
-                          "operand " + Twine(operand))))
-      return failure();
-  }
-  return success();
+  MeshOp mesh = findMesh(*this);
+  if (failed(verifyDuals(*this, mesh, results, primal.getResults(),
+                         own.getInputs(), "a result")))
+    return failure();
+  return verifyDuals(*this, mesh, operands, primal.getInputs(),
+                     own.getResults(), "an operand");
 }
 
 //===----------------------------------------------------------------------===//

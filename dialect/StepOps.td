@@ -97,9 +97,13 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
   let summary = "define what one annotation delimits, in one pass of the step";
   let description = [{
     A routine of launches and collectives on streams, the same on every rank of
-    the manual axes. A backward chunk is `of` its forward chunk; `dual` pairs the
-    cotangents it takes (by result of the forward chunk) with the gradients it
-    returns (by operand of the forward chunk). `stage` is what `place` recorded.
+    the manual axes. A backward chunk is `of` its forward chunk; `dual` says for
+    each operand of which result of the forward chunk it is the cotangent, and for
+    each result of which operand it is the gradient, as far as this chunk adds it
+    up. -1 stands for neither, such as what the forward chunk saved, or for a value
+    that is the cotangent of several of different kinds; what a list leaves out is
+    -1. A chunk passes on what owns memory, so either of a pair may be seen through
+    a view. `stage` is what `place` recorded.
 
     A chunk of pass B may be cut in two: `input` names the chunk of pass I that
     computes the gradients of inputs, `weight` the chunk of pass W that packs the
@@ -109,6 +113,8 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
     **Constraints**
     - the body holds launches, collectives, local data movement and one `return`
     - `of` is given for B, I and W, and names a chunk of pass F
+    - `dual` lists no more operands and results than there are, and for each -1 or
+      one of the forward chunk
     - on manual axes a gradient's kind is the dual of its operand's:
       replicated and partial, shard and shard, varying and varying
     - gradients are packed per bucket, once in a chunk
@@ -116,8 +122,8 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
       of the same forward chunk, and return each result of the whole once
 
     ```mlir
-    piper.chunk @layer.0$B pass = B of @layer.0$F dual [0] -> [0] stage = 0
-        (%dy: !x, %r: !x) -> !x { ... }
+    piper.chunk @layer.0$B pass = B of @layer.0$F dual [-1, 0] -> [0] stage = 0
+        (%r: !x, %dy: !x) -> !x { ... }
     ```
   }];
   let arguments = (ins SymbolNameAttr:$sym_name,
@@ -136,6 +142,15 @@ def Piper_ChunkOp : Piper_ContainerOp<"chunk", [
   }];
   let hasVerifier = 1;
   let hasRegionVerifier = 1;
+  let extraClassDeclaration = [{
+    /// In `dual`: an operand that is no cotangent, or a result no gradient.
+    static constexpr int64_t noDual = -1;
+
+    /// Sets `dual`, without what says nothing at the ends; removes it if no pair
+    /// is left.
+    void setDuals(::llvm::ArrayRef<int64_t> results,
+                  ::llvm::ArrayRef<int64_t> operands);
+  }];
 }
 
 def Piper_ReturnOp : Piper_Op<"return", [Pure, Terminator, ReturnLike,
@@ -154,11 +169,15 @@ def Piper_TorchOp : Piper_Op<"torch",
     a type, a device is `#piper.device<rank>`, other Python constants are
     `#piper.const<"torch.contiguous_format">`. What the op does besides its results
     follows from its facts. `recompute` marks what the model itself asks to compute
-    again in the backward pass (`torch.utils.checkpoint`).
+    again in the backward pass (`torch.utils.checkpoint`). `primals` gives numbers
+    to values that forward chunks pass on, `cotangents` names by them what a value
+    of the backward pass is the cotangent of, or a term of it: a list for each
+    result.
 
     **Constraints**
     - every operand appears in the template once, in the order of print:
       positional arguments, then keyword arguments by name
+    - `primals` and `cotangents` have a list of numbers for each result
 
     ```mlir
     %0 = torch "aten.view.default"(%x, [32, 16]) facts <view> : (!x) -> !m

@@ -7,12 +7,18 @@
 
 // Inputs differ along the data axes and states do not, unless ranks share them
 // out; a launch mixes what it is given. A rank's loss and count are its share
-// of the total, hence partial.
+// of the total, hence partial. What a backward chunk returns as a gradient is
+// the dual of its primal, which the launch does not know:
+//
+//   pos: R  ──► add ──► x: V        each rank has a term of pos's gradient, as
+//   tok: V  ──►                     of a state's: P. In its backward chunk the
+//                                   term is a rank's own value again: V
 
 #include "passes/Passes.h"
 
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
+#include "llvm/ADT/SetVector.h"
 
 using namespace mlir;
 
@@ -31,7 +37,7 @@ void setKinds(Value value, LayoutAttr layout) {
 class KindAssigner {
 public:
   KindAssigner(StepOp step, SymbolTable &symbols, MeshOp mesh)
-      : step(step), symbols(symbols),
+      : step(step), symbols(symbols), mesh(mesh),
         replicated(mesh.getRankLayout(Kind::Replicated)),
         partial(mesh.getRankLayout(Kind::Partial)) {}
 
@@ -39,6 +45,7 @@ public:
     for (auto [argument, dim] :
          llvm::zip(step.getBody().getArguments(), step.getDims()))
       setKinds(argument, dim >= 0 ? getSplit() : replicated);
+    findPrimals();
     for (Operation &op : step.getBlock()) {
       if (auto tangent = dyn_cast<TangentOp>(op))
         setKinds(tangent.getResult(), replicated);
@@ -50,6 +57,68 @@ public:
   }
 
 private:
+  /// Finds what the gradients that runs take and return are gradients of.
+  void findPrimals() {
+    llvm::DenseMap<Attribute, RunOp> runs; // by chunk
+    for (auto run : step.getBlock().getOps<RunOp>()) {
+      runs[run.getChunkAttr()] = run;
+      auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
+      RunOp forward = runs.lookup(chunk.getOfAttr());
+      if (!forward)
+        continue;
+      auto note = [&](std::optional<ArrayRef<int64_t>> duals,
+                      ValueRange gradients, ValueRange primals) {
+        for (auto [dual, gradient] :
+             llvm::zip(duals.value_or(ArrayRef<int64_t>()), gradients))
+          if (dual != ChunkOp::noDual)
+            primalsOf[skipExchanges(gradient)].insert(primals[dual]);
+      };
+      note(chunk.getDualResults(), run.getInputs(), forward.getResults());
+      note(chunk.getDualOperands(), run.getResults(), forward.getInputs());
+    }
+  }
+
+  /// What was exchanged along axes that are not manual: kinds on these stay.
+  static Value skipExchanges(Value value) {
+    while (auto op = value.getDefiningOp<CollectiveOpInterface>())
+      value = op.getInputs().front();
+    return value;
+  }
+
+  /// The kinds of a gradient of a type: on manual axes the duals of its
+  /// primal's. Null if it is none, or that of values of different kinds.
+  LayoutAttr getDual(Value gradient, Type type) {
+    LayoutAttr found;
+    for (Value primal : primalsOf.lookup(skipExchanges(gradient))) {
+      LayoutAttr kinds = getDual(primal.getType(), type);
+      if (!kinds || (found && found != kinds))
+        return {};
+      found = kinds;
+    }
+    return found;
+  }
+
+  /// Null if a view lies between a primal and its gradient and the primal is a
+  /// part of a dim, which the gradient may not have.
+  LayoutAttr getDual(Type primal, Type gradient) {
+    LayoutAttr kinds = getLayout(gradient),
+               duals = dual(getLayout(primal), mesh);
+    if (!kinds || !duals)
+      return {};
+    for (AxisKindAttr axis : duals.getAxes()) {
+      if (mesh.lookupAxis(axis.getAxis()).getRole() != AxisRole::Manual)
+        continue;
+      if (axis.getKind() == Kind::Shard && !haveSameShape(primal, gradient))
+        return {};
+      kinds = kinds.withKind(axis.getAxis(), axis.getKind(), axis.getDim());
+    }
+    return kinds;
+  }
+
+  static bool haveSameShape(Type a, Type b) {
+    return cast<ShapedType>(a).getShape() == cast<ShapedType>(b).getShape();
+  }
+
   /// Varying on the data axes.
   LayoutAttr getSplit() {
     LayoutAttr layout = replicated;
@@ -101,6 +170,7 @@ private:
     for (auto [argument, operand] :
          llvm::zip(block.getArguments(), run.getInputs()))
       argument.setType(operand.getType());
+    takeTerms(run, block);
     for (Operation &op : block) {
       if (auto read = dyn_cast<ReadOp>(op))
         setKinds(read.getResult(), getHeld(read));
@@ -112,7 +182,54 @@ private:
     for (auto [index, result] : llvm::enumerate(run.getResults()))
       if (isShareOfTotal(result))
         relabel(returned, index, partial);
+      else if (Type own = returned.getOperand(index).getType();
+               LayoutAttr duals = getDual(result, own))
+        if (duals != getLayout(own))
+          relabel(returned, index, duals);
     finish(run, chunk, returned);
+    if (chunk.getOf())
+      forgetShared(run, chunk);
+  }
+
+  /// A term of a gradient, to a backward chunk, is a value of a rank's own: it
+  /// is linear in it.
+  void takeTerms(RunOp run, Block &block) {
+    auto builder = OpBuilder::atBlockBegin(&block);
+    for (auto [argument, operand] :
+         llvm::zip(block.getArguments(), run.getInputs())) {
+      LayoutAttr own = getLayout(argument.getType()), kinds = own;
+      if (!own || !primalsOf.contains(skipExchanges(operand)))
+        continue;
+      for (AxisKindAttr axis : own.getAxes())
+        if (axis.getKind() == Kind::Partial)
+          kinds = kinds.withKind(axis.getAxis(), Kind::Varying);
+      if (kinds == own)
+        continue;
+      auto term =
+          RelabelOp::create(builder, argument.getLoc(),
+                            withKinds(argument.getType(), kinds), argument);
+      argument.replaceAllUsesExcept(term, term);
+    }
+  }
+
+  /// A value that is the gradient of values of different kinds has the kind of
+  /// none of them; nor has a tangent, the same on all ranks, where it is that
+  /// of a varying value.
+  void forgetShared(RunOp run, ChunkOp chunk) {
+    auto hasKind = [&](Value value) {
+      LayoutAttr duals = getDual(value, value.getType());
+      return duals && (!value.getDefiningOp<TangentOp>() ||
+                       duals == getLayout(value.getType()));
+    };
+    auto keep = [&](std::optional<ArrayRef<int64_t>> duals, ValueRange values) {
+      SmallVector<int64_t> kept(duals.value_or(ArrayRef<int64_t>()));
+      for (auto [dual, value] : llvm::zip(kept, values))
+        if (dual != ChunkOp::noDual && !hasKind(value))
+          dual = ChunkOp::noDual;
+      return kept;
+    };
+    chunk.setDuals(keep(chunk.getDualResults(), run.getInputs()),
+                   keep(chunk.getDualOperands(), run.getResults()));
   }
 
   /// Makes the types of a chunk and of its run those of what it returns.
@@ -144,7 +261,10 @@ private:
 
   StepOp step;
   SymbolTable &symbols;
+  MeshOp mesh;
   LayoutAttr replicated, partial;
+  // What a value of the step is the cotangent of, or a term of it.
+  llvm::DenseMap<Value, llvm::SetVector<Value>> primalsOf;
 };
 
 class AssignKindsPass : public impl::AssignKindsPassBase<AssignKindsPass> {

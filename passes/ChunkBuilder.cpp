@@ -205,6 +205,8 @@ private:
   void clone(TorchOp op) {
     auto copy = cast<TorchOp>(builder.clone(*op, mapping));
     copy.removeTagAttr();
+    copy->removeAttr("primals");
+    copy->removeAttr("cotangents");
     copy.setFactsAttr(withoutRule(op.getFacts()));
     copy->setLoc(sourceLine(op.getLoc()));
   }

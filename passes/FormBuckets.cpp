@@ -181,6 +181,11 @@ private:
     auto returned = cast<ReturnOp>(block.back());
     builder.setInsertionPoint(returned);
     SmallVector<Value> results(returned.getValues());
+    Operation *forward =
+        chunk.getOf() ? symbols.lookup(*chunk.getOf()) : nullptr;
+    SmallVector<int64_t> duals(
+        chunk.getDualOperands().value_or(ArrayRef<int64_t>()));
+    duals.resize(results.size(), ChunkOp::noDual);
     for (auto &[op, gradients] : packed) {
       auto bucket = cast<BucketOp>(op);
       SmallVector<Value> members;
@@ -194,10 +199,22 @@ private:
           builder, members.front().getLoc(), type,
           FlatSymbolRefAttr::get(bucket.getSymNameAttr()), members));
       written[chunk].push_back(bucket);
+      duals.push_back(getOperand(forward, bucket));
     }
+    if (forward)
+      chunk.setDuals(chunk.getDualResults().value_or(ArrayRef<int64_t>()),
+                     duals);
     returned.getValuesMutable().assign(results);
     chunk.setFunctionType(builder.getFunctionType(
         block.getArgumentTypes(), ValueRange(results).getTypes()));
+  }
+
+  /// The operand of a forward chunk that is a bucket; `noDual` if it reads none
+  /// of its members. Forward chunks are rewritten before backward ones.
+  int64_t getOperand(Operation *forward, BucketOp bucket) {
+    UnpackOp op = unpacks.lookup({forward, bucket});
+    return op ? cast<BlockArgument>(op.getValue()).getArgNumber()
+              : ChunkOp::noDual;
   }
 
   /// A contribution is a share of the sum where ranks hold the same states, and

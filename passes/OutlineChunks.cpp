@@ -13,6 +13,7 @@
 // itself is an op of the step.
 
 #include "passes/ChunkBuilder.h"
+#include "passes/Cotangents.h"
 #include "passes/Passes.h"
 
 #include "mlir/IR/IRMapping.h"
@@ -62,8 +63,10 @@ public:
     for (size_t index : order)
       if (!chunks[index].exchange)
         buildChunk(chunks[index], getSymbol(chunks[index]), kernels, builder);
+    if (failed(linkBackward()))
+      return failure();
     rebuildStep();
-    return linkBackward();
+    return success();
   }
 
 private:
@@ -284,7 +287,7 @@ private:
     auto emitTangents = [&](Value value) {
       auto tangent = value.getDefiningOp<TangentOp>();
       if (tangent && done.insert(tangent).second)
-        body.clone(*tangent, mapping);
+        body.clone(*tangent, mapping)->removeAttr("cotangents");
     };
     Operation *last = &block.back();
     for (size_t index : order) {
@@ -322,26 +325,29 @@ private:
     step.setPhase(Phase::Outlined);
   }
 
-  /// Names the forward chunk of every backward chunk. The pieces of a backward
-  /// pass go back through those of the forward pass.
+  /// Names the forward chunk of every backward chunk, and what are duals. The
+  /// pieces of a backward pass go back through those of the forward pass.
   LogicalResult linkBackward() {
-    llvm::StringMap<SmallVector<ChunkOp>> forward;
+    llvm::StringMap<SmallVector<const Outlined *>> forward;
     for (size_t index : order)
       if (Outlined &outlined = chunks[index]; outlined.pass == Pass::F)
         if (!outlined.exchange)
-          forward[outlined.name].push_back(outlined.chunk);
+          forward[outlined.name].push_back(&outlined);
+    Cotangents cotangents(step);
     llvm::StringMap<size_t> numBackward;
     for (size_t index : order) {
       Outlined &outlined = chunks[index];
       if (outlined.pass != Pass::B || outlined.exchange)
         continue;
-      ArrayRef<ChunkOp> pieces = forward[outlined.name];
+      ArrayRef<const Outlined *> pieces = forward[outlined.name];
       if (pieces.empty())
         return outlined.chunk.emitOpError("expected a forward chunk '")
                << outlined.name << "' for its backward";
       size_t back = std::min(numBackward[outlined.name]++, pieces.size() - 1);
-      ChunkOp of = pieces[pieces.size() - 1 - back];
-      outlined.chunk.setOfAttr(FlatSymbolRefAttr::get(of.getSymNameAttr()));
+      const Outlined &of = *pieces[pieces.size() - 1 - back];
+      ChunkOp whole = of.chunk;
+      outlined.chunk.setOfAttr(FlatSymbolRefAttr::get(whole.getSymNameAttr()));
+      cotangents.writeDuals(outlined, of);
     }
     return success();
   }

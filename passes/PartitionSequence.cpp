@@ -336,6 +336,8 @@ private:
     auto args = op.getArgs().getValue();
     TorchOp part = call("piper.attention_part.default", op, op.getResultTypes(),
                         operands, {args[4], args[5]});
+    if (Attribute primals = op->getAttr("primals"))
+      part->setAttr("primals", primals);
     op.replaceAllUsesWith(part);
     op.erase();
   }
@@ -356,8 +358,12 @@ private:
     auto args = op.getArgs().getValue();
     Type types[] = {op.getResult(0).getType(), keys.getType(),
                     values.getType()};
+    // Of keys and values the part makes terms for all ranks.
+    auto none = builder.getArrayAttr({});
     TorchOp part = call("piper.attention_part_backward.default", op, types,
                         operands, {args[8], args[9]});
+    if (auto lists = op->getAttrOfType<ArrayAttr>("cotangents"))
+      part->setAttr("cotangents", builder.getArrayAttr({lists[0], none, none}));
     op.getResult(0).replaceAllUsesWith(part.getResult(0));
     op.getResult(1).replaceAllUsesWith(
         scatter(part.getResult(1), op.getResult(1).getType(), tag, "keys"));

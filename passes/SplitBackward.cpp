@@ -242,9 +242,20 @@ private:
     ReturnOp::create(builder, whole.getLoc(), values);
     half.setFunctionType(builder.getFunctionType(
         inner->getArgumentTypes(), ValueRange(values).getTypes()));
+    half.setDuals(select(whole.getDualResults(), operands),
+                  select(whole.getDualOperands(), results));
     return HalfAttr::get(builder.getContext(),
                          FlatSymbolRefAttr::get(half.getSymNameAttr()),
                          operands, results);
+  }
+
+  /// The duals of a part of the whole's operands or results.
+  static SmallVector<int64_t> select(std::optional<ArrayRef<int64_t>> duals,
+                                     ArrayRef<int64_t> indices) {
+    return llvm::map_to_vector(indices, [&](int64_t index) {
+      return duals && index < int64_t(duals->size()) ? (*duals)[index]
+                                                     : ChunkOp::noDual;
+    });
   }
 
   ChunkOp whole;

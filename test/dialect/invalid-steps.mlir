@@ -24,6 +24,22 @@ piper.step @train phase = ordered mesh = @mesh inputs [] dims [] () {}
 // -----
 
 piper.mesh @mesh [pp = 1 unrolled]
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: tensor<4xf32>) {
+  // expected-error @+1 {{expected primals to be a list of numbers for each of 1 results, got [0]}}
+  %0 = torch "aten.relu.default"(%x) facts <pure> tag <"layer.0" F> {primals = [0]} : (tensor<4xf32>) -> tensor<4xf32>
+}
+
+// -----
+
+piper.mesh @mesh [pp = 1 unrolled]
+piper.step @train phase = captured mesh = @mesh inputs [] dims [] () {
+  // expected-error @+1 {{expected cotangents to be a list of numbers for each of 1 results, got []}}
+  %t = tangent "loss" coeff 1.0 {cotangents = []} -> tensor<f32>
+}
+
+// -----
+
+piper.mesh @mesh [pp = 1 unrolled]
 piper.chunk @layer.0$F pass = F () {
   return
 }

@@ -9,7 +9,7 @@ from math import prod
 from piper.mlir import ir
 from piper_runtime import Program
 
-__all__ = ["count_ops", "count_transfers", "kept_bytes", "launched_kernels"]
+__all__ = ["count_ops", "count_transfers", "exchanged_shapes", "kept_bytes", "launched_kernels"]
 
 _BITS = {"f64": 64, "f32": 32, "bf16": 16, "f16": 16, "i64": 64, "i32": 32, "i8": 8, "i1": 8}
 
@@ -35,6 +35,18 @@ def count_transfers(program: Program, entry: str) -> int:
 
     _walk(program, "cluster", visit)
     return len(transfers)
+
+
+def exchanged_shapes(program: Program) -> set[tuple[int, ...]]:
+    """The shapes of what ranks sum and gather within chunks."""
+    found: set[tuple[int, ...]] = set()
+
+    def visit(op: ir.Operation) -> None:
+        if op.name in ("piper.all_gather", "piper.all_reduce", "piper.reduce_scatter"):
+            found.update(tuple(ir.RankedTensorType(one.type).shape) for one in op.results)
+
+    _walk(program, "chunks", visit)
+    return found
 
 
 def launched_kernels(program: Program, prefix: str) -> dict[str, set[str]]:

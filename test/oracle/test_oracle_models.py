@@ -16,6 +16,7 @@ from torch import Tensor, nn
 WIDTH, ROWS = 6, 2
 TAGS = {"blocks.*": "block"}
 CASES = (Case("1F1B", 2, 2, 2), Case("GPipe", 4, 1, 4))
+HALVES = Case("ZBH1", 2, 2, 2)
 
 
 class Net(nn.Module):
@@ -94,6 +95,41 @@ class Positions(nn.Module):
         return y
 
 
+class Row(nn.Module):
+    """Makes the same row for every example, and says it once for each of them if asked to."""
+
+    def __init__(self, *, spread: bool) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.empty(WIDTH))
+        self.spread = spread
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = torch.tanh(self.row)
+        return row.expand(len(x), -1) if self.spread else row
+
+
+class Sum(nn.Linear):
+    """A linear layer of a sum."""
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + shift)
+
+
+class Shifted(nn.Module):
+    """The third block adds what the first makes of parameters alone to what the second makes."""
+
+    def __init__(self, *, spread: bool) -> None:
+        super().__init__()
+        blocks = (nn.Linear(WIDTH, WIDTH), Sum(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.blocks = nn.ModuleList([Row(spread=spread), *blocks])
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.blocks[0](x)
+        x = torch.tanh(self.blocks[1](x))
+        y: Tensor = self.blocks[3](torch.tanh(self.blocks[2](x, row)))
+        return y
+
+
 def _tied() -> Net:
     net = Net()
     net.blocks[3].weight = net.blocks[0].weight
@@ -158,6 +194,8 @@ SCENARIOS = {
     "tied-across-stages": Scenario(_tied),
     "skip-from-first-to-last": Scenario(Skip),
     "boolean-between-stages": Scenario(Masked),
+    "row-between-stages": Scenario(lambda: Shifted(spread=False), cases=(CASES[0], HALVES)),
+    "spread-row-between-stages": Scenario(lambda: Shifted(spread=True), cases=(HALVES,)),
     "leaves-that-are-no-tensors": Scenario(
         Net,
         scaled_squares,

@@ -40,7 +40,7 @@ piper.step @train phase = captured mesh = @mesh inputs ["x", "y"] dims [0, 0] ba
   %t = tangent "loss" count %n : !n coeff 1.0 -> !s
   %a0 = torch "aten.addmm.default"(%b0, %x, %w0) facts <pure, flops = 512> tag <"layer.0" F> : (!b, !x, !w) -> !x
   %r0 = torch "aten.relu.default"(%a0) facts <pure, flops = 32> tag <"layer.0" F> : (!x) -> !x
-  %x1 = torch "aten.add.Tensor"(%x, %r0) facts <pure, flops = 32> tag <"layer.0" F> : (!x, !x) -> !x
+  %x1 = torch "aten.add.Tensor"(%x, %r0) facts <pure, flops = 32> tag <"layer.0" F> {primals = [[0]]} : (!x, !x) -> !x
   %a1 = torch "aten.addmm.default"(%b1, %x1, %w1) facts <pure, flops = 512> tag <"layer.1" F> : (!b, !x, !w) -> !x
   %r1 = torch "aten.relu.default"(%a1) facts <pure, flops = 32> tag <"layer.1" F> : (!x) -> !x
   %x2 = torch "aten.add.Tensor"(%x1, %r1) facts <pure, flops = 32> tag <"layer.1" F> : (!x, !x) -> !x
@@ -53,7 +53,7 @@ piper.step @train phase = captured mesh = @mesh inputs ["x", "y"] dims [0, 0] ba
   %d2 = torch "aten.threshold_backward.default"(%d1, %r1, 0) facts <pure, flops = 32> tag <"layer.1" B> : (!x, !x) -> !x
   %t1 = torch "aten.t.default"(%w1) facts <view> tag <"layer.1" B> : (!w) -> !w
   %d3 = torch "aten.mm.default"(%d2, %t1) facts <pure, flops = 512> tag <"layer.1" B> : (!x, !w) -> !x
-  %d4 = torch "aten.add.Tensor"(%d1, %d3) facts <pure, flops = 32> tag <"layer.1" B> : (!x, !x) -> !x
+  %d4 = torch "aten.add.Tensor"(%d1, %d3) facts <pure, flops = 32> tag <"layer.1" B> {cotangents = [[0]]} : (!x, !x) -> !x
   %t2 = torch "aten.t.default"(%x1) facts <view> tag <"layer.1" B> : (!x) -> tensor<8x4xf32>
   %g1 = torch "aten.mm.default"(%t2, %d2) facts <pure, flops = 512> tag <"layer.1" B> : (tensor<8x4xf32>, !x) -> !w
   %h1 = torch "aten.sum.dim_IntList"(%d2, [0]) facts <pure, flops = 32> tag <"layer.1" B> : (!x) -> !b
@@ -67,8 +67,15 @@ piper.step @train phase = captured mesh = @mesh inputs ["x", "y"] dims [0, 0] ba
   grad @l0.b %h0 tag <"layer.0" B> : !b
 }
 
+// Duals are known at every level, with those of buckets from L3 on.
 // L2: piper.chunk @layer.0$F pass = F
+// L2: piper.chunk @layer.1$B pass = B of @layer.1$F dual [2] -> [0] (
+// L2: piper.chunk @layer.0$B pass = B of @layer.0$F dual [1] -> [] (
 // L2: piper.step @train phase = outlined
+// L3: piper.chunk @layer.1$B pass = B of @layer.1$F dual [2] -> [0, 1] stage = 1 (%{{.*}}: !f32_scalar_dpR{{.*}}) -> (!f32_4x8_dpV, !f32_72_dpP)
+// L3: piper.chunk @layer.0$B pass = B of @layer.0$F dual [1] -> [1] stage = 0 (%{{.*}}: !f32_4x8_dpV{{.*}}) -> !f32_72_dpP
 // L3: piper.cluster @train$cluster of @train phase = ordered
+// L4: piper.chunk @layer.1$B pass = B of @layer.1$F dual [2] -> [0, 1] stage = 1
+// L4: piper.chunk @layer.0$B pass = B of @layer.0$F dual [1] -> [1] stage = 0
 // L4: piper.program @train$pp0
 // L4: piper.program @train$pp1

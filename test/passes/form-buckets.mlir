@@ -3,7 +3,8 @@
 
 // What the same chunks use is one bucket. A chunk takes it as its last operand
 // and unpacks it; gradients are packed in the order of the members, whatever
-// order they were made in; the step reads buckets and sums contributions.
+// order they were made in; the step reads buckets and sums contributions. A
+// contribution is the gradient of the forward chunk's operand.
 
 !x = tensor<4xf32>
 !w = tensor<4x4xf32>
@@ -33,11 +34,12 @@ piper.chunk @a.0$F pass = F (%x: !x) -> !x {
   return %0 : !x
 }
 // CHECK-LABEL: piper.chunk @a.0$B
+// CHECK-SAME: dual [0] -> [1]
 // CHECK-SAME: -> !f32_20
 // CHECK: %[[G:.*]]:2 = launch @grads
 // CHECK-NEXT: %[[C:.*]] = pack @w$b %[[G]]#1, %[[G]]#0 : !f32_4x4, !f32_4 -> !f32_20
 // CHECK-NEXT: return %[[C]]
-piper.chunk @a.0$B pass = B of @a.0$F (%d: !x, %x: !x) {
+piper.chunk @a.0$B pass = B of @a.0$F dual [0] -> [] (%d: !x, %x: !x) {
   %db, %dw = launch @grads(%d, %x) on @compute : (!x, !x) -> (!x, !w)
   grad @b %db : !x
   grad @w %dw : !w

@@ -221,3 +221,77 @@ piper.step @eval phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
   %2 = torch "aten.mul.Tensor"(%1, %w) facts <pure> tag <"a.0" F> : (!x, !x) -> !x
   output "y" %0 : !x
 }
+
+// -----
+
+// A backward chunk says which operands are cotangents of which results of its
+// forward chunk, and which results gradients of which operands. What is noted on
+// a view is about what it looks at; the cotangent of the loss is its tangent. A
+// value with two users has two terms: the second chunk adds to the third's, which
+// to it is neither. Kernels do not know.
+
+!x = tensor<4x8xf32>
+!m = tensor<32xf32>
+!s = tensor<f32>
+// CHECK-NOT: primals
+// CHECK-NOT: cotangents
+// CHECK: piper.chunk @c.0$B pass = B of @c.0$F dual [-1, 0] -> [1, 0] (%{{.*}}: !f32_4x8{{.*}}, %{{.*}}: !f32_scalar{{.*}}, %{{.*}}: !f32_4x8{{.*}})
+// CHECK: piper.chunk @b.0$B pass = B of @b.0$F dual [0] -> [0] (
+// CHECK: piper.chunk @a.0$B pass = B of @a.0$F dual [-1, 0] -> [] (
+// CHECK: piper.step
+// CHECK-NOT: primals
+// CHECK-NOT: cotangents
+// CHECK: %[[X:.*]] = run @a.0$F(
+// CHECK: %[[Y:.*]] = run @b.0$F(%[[X]])
+// CHECK: run @c.0$F(%[[X]], %[[Y]])
+// CHECK: %[[D:.*]]:2 = run @c.0$B(
+// CHECK: %[[E:.*]] = run @b.0$B(%[[D]]#0, %[[D]]#1)
+// CHECK: run @a.0$B(%x, %[[E]])
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @e parameter : !x
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %e = read @e : !x
+  %a0 = torch "aten.mul.Tensor"(%x, %e) facts <pure> tag <"a.0" F> {primals = [[0]]} : (!x, !x) -> !x
+  %b0 = torch "aten.neg.default"(%a0) facts <pure> tag <"b.0" F> : (!x) -> !x
+  %b1 = torch "aten.view.default"(%b0, [32]) facts <view> tag <"b.0" F> {primals = [[1]]} : (!x) -> !m
+  %c0 = torch "aten.view.default"(%a0, [32]) facts <view> tag <"c.0" F> : (!x) -> !m
+  %c1 = torch "aten.mul.Tensor"(%c0, %b1) facts <pure> tag <"c.0" F> : (!m, !m) -> !m
+  %l = torch "aten.sum.default"(%c1) facts <pure> tag <"c.0" F> : (!m) -> !s
+  %t = tangent "loss" coeff 1.0 -> !s
+  output "loss" %l scale %t : !s, !s
+  %d0 = torch "aten.mul.Tensor"(%c0, %t) facts <pure> tag <"c.0" B> {cotangents = [[1]]} : (!m, !s) -> !m
+  %d1 = torch "aten.mul.Tensor"(%b1, %t) facts <pure> tag <"c.0" B> : (!m, !s) -> !m
+  %d2 = torch "aten.view.default"(%d1, [4, 8]) facts <view> tag <"c.0" B> {cotangents = [[0]]} : (!m) -> !x
+  %d3 = torch "aten.view.default"(%d0, [4, 8]) facts <view> tag <"b.0" B> : (!m) -> !x
+  %d4 = torch "aten.neg.default"(%d3) facts <pure> tag <"b.0" B> {cotangents = [[0]]} : (!x) -> !x
+  %d5 = torch "aten.add.Tensor"(%d2, %d4) facts <pure> tag <"b.0" B> {cotangents = [[0]]} : (!x, !x) -> !x
+  %g = torch "aten.mul.Tensor"(%x, %d5) facts <pure> tag <"a.0" B> : (!x, !x) -> !x
+  grad @e %g tag <"a.0" B> : !x
+}
+
+// -----
+
+// What a backward pass computes again is no cotangent, although the op is one
+// with a primal. A tangent may be the cotangent of more than the loss.
+
+!x = tensor<8xf32>
+!s = tensor<f32>
+// CHECK: piper.chunk @b.0$B pass = B of @b.0$F dual [-1, 0] -> [0] (%{{.*}}: !f32_8{{.*}}, %{{.*}}: !f32_scalar
+// CHECK: piper.chunk @a.0$B pass = B of @a.0$F dual [-1, 1, 0] -> [] (%{{.*}}: !f32_8{{.*}}, %{{.*}}: !f32_scalar{{.*}}, %{{.*}}: !f32_8
+piper.mesh @mesh [pp = 2 unrolled]
+piper.state @e parameter : !x
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %e = read @e : !x
+  %a0 = torch "aten.mul.Tensor"(%x, %e) facts <pure> tag <"a.0" F> {primals = [[0]]} : (!x, !x) -> !x
+  %a1 = torch "aten.sum.default"(%a0) facts <pure> tag <"a.0" F> {primals = [[1]]} : (!x) -> !s
+  %b0 = torch "aten.cos.default"(%a0) facts <pure> tag <"b.0" F> : (!x) -> !x
+  %b1 = torch "aten.sum.default"(%b0) facts <pure> tag <"b.0" F> : (!x) -> !s
+  %l = torch "aten.add.Tensor"(%b1, %a1) facts <pure> tag <"b.0" F> : (!s, !s) -> !s
+  %t = tangent "loss" coeff 1.0 {cotangents = [[1]]} -> !s
+  output "loss" %l scale %t : !s, !s
+  %a2 = torch "aten.mul.Tensor"(%x, %e) facts <pure> tag <"b.0" B> {primals = [[0]]} : (!x, !x) -> !x
+  %d0 = torch "aten.mul.Tensor"(%t, %a2) facts <pure> tag <"b.0" B> {cotangents = [[0]]} : (!s, !x) -> !x
+  %d1 = torch "aten.mul.Tensor"(%x, %t) facts <pure> tag <"a.0" B> : (!x, !s) -> !x
+  %d2 = torch "aten.mul.Tensor"(%d1, %d0) facts <pure> tag <"a.0" B> : (!x, !x) -> !x
+  grad @e %d2 tag <"a.0" B> : !x
+}

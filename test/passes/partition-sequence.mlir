@@ -48,19 +48,22 @@ piper.step @train phase = captured mesh = @mesh inputs ["ids"] dims [0] (%ids: !
   // CHECK: %[[KEYS:.*]] = all_gather %[[K]] dim 2 over ["cp"] as "a.0 keys" on @cp {{.*}} : !f32_3x2x4x4 -> !f32_3x2x8x4
   // CHECK: %[[VALUES:.*]] = all_gather %[[Q]] dim 2 over ["cp"] as "a.0 values" on @cp {{.*}} : !f32_3x2x4x4 -> !f32_3x2x8x4
   // CHECK: %[[A:.*]]:2 = torch "piper.attention_part.default"(%[[Q]], %[[KEYS]], %[[VALUES]], %[[INDEX]], true, 5.{{0*}}e-01, 2)
+  // CHECK-SAME: {primals = {{\[\[}}0], []]}
   // CHECK-SAME: (!f32_3x2x4x4, !f32_3x2x8x4, !f32_3x2x8x4, !i64_1) -> (!f32_3x2x4x4, !f32_3x2x4)
-  %a, %lse = torch "piper.attention.default"(%q, %k, %q, none, true, 0.5, 0) facts <pure, flops = 1536, heavy, rule = "b h s d, b h t d, b h t e -> b h u e, b h u"> tag <"a.0" F> : (!q, !q, !q) -> (!q, !l)
+  %a, %lse = torch "piper.attention.default"(%q, %k, %q, none, true, 0.5, 0) facts <pure, flops = 1536, heavy, rule = "b h s d, b h t d, b h t e -> b h u e, b h u"> tag <"a.0" F> {primals = [[0], []]} : (!q, !q, !q) -> (!q, !l)
   %l = torch "aten.sum.default"(%a) facts <pure, flops = 96, rule = "a b c d -> ; linear, sum a, sum b, sum c, sum d"> tag <"a.0" F> : (!q) -> tensor<f32>
   output "loss" %l scale %t : tensor<f32>, tensor<f32>
   %da = torch "aten.expand.default"(%t, [3, 2, 4, 4]) facts <view, strided, rule = " -> a b c d; linear, 1.0 = a, 1.1 = b, 1.2 = c, 1.3 = d"> tag <"a.0" B> : (tensor<f32>) -> !q
   %g = torch "aten.mul.Tensor"(%da, %a) facts <pure, flops = 96, rule = "a b c d, a b c d -> a b c d"> tag <"a.0" B> : (!q, !q) -> !q
-  // Backward they are gathered again, and the terms of their gradients are summed to parts.
+  // Backward they are gathered again, and the terms of their gradients are summed to parts:
+  // those are no cotangents of what a rank has.
   // CHECK: %[[KEYS:.*]] = all_gather %[[K]] dim 2 over ["cp"]
   // CHECK: %[[VALUES:.*]] = all_gather %[[Q]] dim 2 over ["cp"]
   // CHECK: %[[D:.*]]:3 = torch "piper.attention_part_backward.default"({{.*}}, %[[Q]], %[[KEYS]], %[[VALUES]], %[[A]]#0, %[[A]]#1, %[[INDEX]], true, 5.{{0*}}e-01, 2)
+  // CHECK-SAME: {cotangents = {{\[\[}}1], [], []]}
   // CHECK: %[[DK:.*]] = reduce_scatter %[[D]]#1 dim 2 over ["cp"] as "a.0 keys" on @cp {{.*}} : !f32_3x2x8x4 -> !f32_3x2x4x4
   // CHECK: %[[DV:.*]] = reduce_scatter %[[D]]#2 dim 2 over ["cp"] as "a.0 values" on @cp {{.*}} : !f32_3x2x8x4 -> !f32_3x2x4x4
-  %dq, %dk, %dv = torch "piper.attention_backward.default"(%g, %q, %k, %q, %a, %lse, none, none, true, 0.5, 0) facts <pure, flops = 3840, heavy, rule = "b h s e, b h s d, b h t d, b h t e, b h s e, b h s -> b h u d, b h w d, b h w e"> tag <"a.0" B> : (!q, !q, !q, !q, !q, !l) -> (!q, !q, !q)
+  %dq, %dk, %dv = torch "piper.attention_backward.default"(%g, %q, %k, %q, %a, %lse, none, none, true, 0.5, 0) facts <pure, flops = 3840, heavy, rule = "b h s e, b h s d, b h t d, b h t e, b h s e, b h s -> b h u d, b h w d, b h w e"> tag <"a.0" B> {cotangents = [[1], [2], []]} : (!q, !q, !q, !q, !q, !l) -> (!q, !q, !q)
   // CHECK: torch "aten.add.Tensor"(%[[D]]#0, %[[DV]])
   %dqv = torch "aten.add.Tensor"(%dq, %dv) facts <pure, flops = 96, rule = "a b c d, a b c d -> a b c d; linear"> tag <"a.0" B> : (!q, !q) -> !q
   // CHECK: torch "aten.transpose.int"(%[[DK]], 1, 2)

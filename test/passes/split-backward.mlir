@@ -4,6 +4,7 @@
 
 // Both halves take what they need. The kernel's product with the mask is needed
 // by both: the first half makes it and passes it on. The view is built in each.
+// What is a dual in the whole is one in its half.
 
 !x = tensor<2x2x4xf32>
 !m = tensor<4x4xf32>
@@ -34,25 +35,25 @@ piper.kernel @whole(%d: !x, %k: !x, %w: !m, %r: !m) -> (!x, !m) {
   %5 = torch "aten.mm.default"(%r, %1) facts <pure> : (!m, !m) -> !m
   return %4, %5 : !x, !m
 }
-piper.chunk @a.0$F pass = F stage = 0 (%x: !x) -> !x { return %x : !x }
+piper.chunk @a.0$F pass = F stage = 0 (%x: !x, %p: !P) -> !x { return %x : !x }
 // The whole launches the same kernels, one behind the other.
-// CHECK: piper.chunk @a.0$B pass = B of @a.0$F input <@a.0$I [0, 1, 3] -> [0]> weight <@a.0$W [2] -> [1]> stage = 0
+// CHECK: piper.chunk @a.0$B pass = B of @a.0$F dual [0] -> [0, 1] input <@a.0$I [0, 1, 3] -> [0]> weight <@a.0$W [2] -> [1]> stage = 0
 // CHECK-NEXT: %[[W:.*]] = unpack @w$b
 // CHECK-NEXT: %[[I:.*]]:2 = launch @[[KI]]({{.*}}, %[[W]])
 // CHECK-NEXT: %[[DW:.*]] = launch @[[KW]]({{.*}}, %[[I]]#1)
 // CHECK-NEXT: %[[C:.*]] = pack @w$b %[[DW]]
 // CHECK-NEXT: return %[[I]]#0, %[[C]]
-piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%d: !x, %k: !x, %r: !m, %p: !P) -> (!x, !P) {
+piper.chunk @a.0$B pass = B of @a.0$F dual [0] -> [0, 1] stage = 0 (%d: !x, %k: !x, %r: !m, %p: !P) -> (!x, !P) {
   %w = unpack @w$b %p : !P -> !m
   %dx, %dw = launch @whole(%d, %k, %w, %r) on @compute : (!x, !x, !m, !m) -> (!x, !m)
   %c = pack @w$b %dw : !m -> !P
   return %dx, %c : !x, !P
 }
-// CHECK: piper.chunk @a.0$I pass = I of @a.0$F stage = 0 (%{{.*}}: !f32_2x2x4{{.*}}, %{{.*}}: !f32_2x2x4{{.*}}, %{{.*}}: !f32_16{{.*}}) -> (!f32_2x2x4, !f32_2x2x4)
+// CHECK: piper.chunk @a.0$I pass = I of @a.0$F dual [0] -> [0] stage = 0 (%{{.*}}: !f32_2x2x4{{.*}}, %{{.*}}: !f32_2x2x4{{.*}}, %{{.*}}: !f32_16{{.*}}) -> (!f32_2x2x4, !f32_2x2x4)
 // CHECK-NEXT: unpack @w$b
 // CHECK-NEXT: %[[I:.*]]:2 = launch @[[KI]]
 // CHECK-NEXT: return %[[I]]#0, %[[I]]#1
-// CHECK: piper.chunk @a.0$W pass = W of @a.0$F stage = 0 (%[[R:.*]]: !f32_4x4{{.*}}, %[[G:.*]]: !f32_2x2x4{{.*}}) -> !f32_16
+// CHECK: piper.chunk @a.0$W pass = W of @a.0$F dual [] -> [1] stage = 0 (%[[R:.*]]: !f32_4x4{{.*}}, %[[G:.*]]: !f32_2x2x4{{.*}}) -> !f32_16
 // CHECK-NEXT: %[[DW:.*]] = launch @[[KW]](%[[R]], %[[G]])
 // CHECK-NEXT: %[[C:.*]] = pack @w$b %[[DW]]
 // CHECK-NEXT: return %[[C]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "facts_attribute",
     "find_line",
     "find_name",
+    "numbers_attribute",
     "operand_index",
     "site_location",
     "tag_attribute",
@@ -190,3 +191,11 @@ def find_name(location: ir.Location) -> str:
     if location.is_a_fused():
         return find_name(location.locations[0])
     return location.name_str if location.is_a_name() else ""
+
+
+def numbers_attribute(lists: Sequence[Sequence[int]]) -> ir.ArrayAttr:
+    """Return lists of integers as an attribute: ``[[0], [], [1, 2]]``."""
+    number = ir.IntegerType.get_signless(64)
+    return ir.ArrayAttr.get(
+        [ir.ArrayAttr.get([ir.IntegerAttr.get(number, n) for n in numbers]) for numbers in lists]
+    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
+from piper.frontend.cotangents import is_accumulation
 from piper.frontend.data import CaptureError, Contribution, StateSpec, Tag, role
 from piper.frontend.loss import is_backward
 from piper.frontend.tags import Tagging
@@ -101,7 +102,7 @@ def _parts(
 
 def _terms(node: fx.Node) -> list[fx.Node]:
     """Return the terms of a tree of autograd's accumulation adds, first term first."""
-    if not node.meta.get("is_gradient_acc") or node.target is not aten.add.Tensor:
+    if not is_accumulation(node):
         return [node]
     return [term for arg in node.all_input_nodes for term in _terms(arg)]
 

@@ -20,11 +20,13 @@ from torch._ops import OpOverload
 from piper.frontend.attributes import (
     encode_argument,
     facts_attribute,
+    numbers_attribute,
     site_location,
     tag_attribute,
     tensor_type,
     type_of_dtype,
 )
+from piper.frontend.cotangents import COTANGENTS, PRIMALS
 from piper.frontend.data import (
     Capture,
     CaptureError,
@@ -209,6 +211,9 @@ class _StepImporter:
             count=None if loss.count is None else self._values[loss.count],
             loc=site_location(site_of(loss.value)),
         )
+        if loss.tangent is not None and COTANGENTS in loss.tangent.meta:
+            numbers = numbers_attribute([loss.tangent.meta[COTANGENTS]])
+            tangent.operation.attributes[COTANGENTS] = numbers
         self._tangents[loss.name] = tangent.result
         if loss.tangent is not None:
             self._values[loss.tangent] = tangent.result
@@ -245,6 +250,10 @@ class _StepImporter:
         positions = list(tensors)
         if positions != list(range(len(positions))):
             made.operation.attributes[POSITIONS] = ir.DenseI64ArrayAttr.get(positions)
+        for key in (PRIMALS, COTANGENTS):
+            lists = [_noted(node, position, key) for position in positions]
+            if any(lists):
+                made.operation.attributes[key] = numbers_attribute(lists)
         results = dict(zip(positions, made.operation.results, strict=True))
         self._results[node] = results
         if isinstance(node.meta["val"], Tensor):
@@ -283,6 +292,14 @@ def _tensor_results(node: fx.Node) -> dict[int, Tensor]:
     value: Any = node.meta["val"]
     results = value if isinstance(value, (list, tuple)) else (value,)
     return {place: result for place, result in enumerate(results) if isinstance(result, Tensor)}
+
+
+def _noted(node: fx.Node, position: int, key: str) -> tuple[int, ...]:
+    """Return the numbers noted on a result of an op: on its node, or on that which takes it."""
+    if isinstance(node.meta["val"], Tensor):
+        return tuple(node.meta.get(key, ()))
+    takers = [user for user in node.users if user.args[1:] == (position,)]
+    return tuple(sorted({number for user in takers for number in user.meta.get(key, ())}))
 
 
 def _refuse(node: fx.Node, what: str) -> CaptureError:

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._guards import detect_fake_mode
 
+from piper.frontend.cotangents import COTANGENT_OF, PRIMAL
 from piper.frontend.data import CaptureError, InputSpec, Role, StateSpec, role
 from piper.frontend.refuse import refuse_higher_order, refuse_mutations
 from piper.frontend.sites import node_site
@@ -34,6 +35,8 @@ _KEPT = (
     "is_gradient_acc",
     "recompute",
     "ac_graph_id",
+    PRIMAL,
+    COTANGENT_OF,
 )
 
 
@@ -174,7 +177,10 @@ def _copy_placeholders(
     made: dict[Role, fx.Node] = {}
     for found in order:
         made[found] = graph.placeholder(_identifier(found.name))
-        made[found].meta = {"role": found, "val": _value(first[found])}
+        source = first[found]
+        made[found].meta = {"role": found, "val": _value(source)}
+        if COTANGENT_OF in source.meta:  # of a tangent
+            made[found].meta[COTANGENT_OF] = source.meta[COTANGENT_OF]
     return {node: made[found] for node, found in roles.items() if found in made}
 
 

@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from piper.frontend.attention import own_attention
+from piper.frontend.cotangents import note_cotangents
 from piper.frontend.data import CaptureError
 from piper.frontend.example import Example
 from piper.frontend.experts import own_experts
@@ -95,7 +96,7 @@ def trace_joint(
         stack.enter_context(own_attention())
         with _explained(), _refuse_side_effects(twin):
             traced = dynamo_graph_capture_for_export(step)(*inputs)
-        with _explained():
+        with _explained(), note_cotangents():
             joint = aot_export_joint_with_descriptors(stack, traced, inputs)
     tensors = dict(traced.named_parameters(remove_duplicate=False))
     tensors.update(traced.named_buffers(remove_duplicate=False))
