@@ -7,8 +7,8 @@ Compiles transformers' model, all sizes as published but for its layers, all of 
 its vocabulary, for a mesh of pipeline ranks times expert ranks, and simulates the programs on the
 machines of a device: 64 ranks share the experts out, in 8 nodes of 8. No weights are made. Needs
 `transformers`. Prints what the step takes, its work, and what of its communication nothing hides,
-by kind: a table of `docs/simulation.md`. `benchmarks/expert_overlap.py` does it for more ranks and
-without a compiler.
+by kind: a table of `docs/simulation.md`. With `--orders` it compiles pairs of DualPipeV in each of
+`ORDERS`, too. `benchmarks/expert_overlap.py` does it for more ranks and without a compiler.
 
 What the model computes is priced by the device's roofline, kernel by kernel, in bf16; the exchange of
 rows is an `all_to_all` of the expected rows.
@@ -47,6 +47,15 @@ TAGS: Final[Mapping[str, str]] = {
 STAGES: Final[Mapping[str, int]] = {"1F1B": 1, "DualPipeV": 2}
 """How many a rank holds."""
 
+ORDERS: Final[Mapping[str, str]] = {
+    "first B": "",
+    "first F": "F F.counts B B.dispatch F.dispatch B1 B.collect F1 F.collect B2 F2",
+    "B1 before rows": "B B.dispatch F F.counts B1 F.dispatch B.collect F1 F.collect B2 F2",
+    "halves, W early": "I I.dispatch F F.counts W F.dispatch I1 I.collect W1 F1 F.collect I2 W2 F2",
+    "halves, W late": "I I.dispatch F F.counts F.dispatch I1 I.collect F1 F.collect I2 F2 W W1 W2",
+}
+"""Pieces of a pair in issue order; that of the compiler is empty."""
+
 
 def make_model(layers: int) -> nn.Module:
     """DeepSeek-V3 of so many layers, on meta and in bf16; routers keep their float32."""
@@ -76,9 +85,15 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def compile_program(
-    model: nn.Module, schedule: str, *, ranks: int, experts: int, microbatches: int
+    model: nn.Module,
+    schedule: str,
+    *,
+    ranks: int,
+    experts: int,
+    microbatches: int,
+    order: str = "",
 ) -> ProgramFacts:
-    """What the compiler makes of a schedule times expert parallelism."""
+    """What the compiler makes of a schedule times expert parallelism, with pairs in an order."""
     strategy = piper.Strategy(
         mesh={"pp": ranks, "ep": experts},
         directives=[
@@ -89,6 +104,7 @@ def compile_program(
             piper.shard("*.experts.*", axis="ep"),
             piper.order(schedule),
             piper.update(adamw),
+            *([piper.overlap("layer", order)] if order else []),
         ],
     )
     batch = {"ids": torch.zeros(microbatches * experts, TOKENS, dtype=torch.int64)}
@@ -102,26 +118,43 @@ def exposed(simulation: ProgramSimulation, kind: str) -> float:
 
 
 def report(options: argparse.Namespace, target: Device) -> Iterator[str]:
-    """Yield a row per schedule and efficiency."""
+    """Yield a row per schedule, order of pairs and efficiency."""
     yield (
         f"DeepSeek-V3 of {options.layers} layers, pp {options.ranks} x ep {options.experts}, "
         f"{options.microbatches} microbatches of {TOKENS} tokens, on {target.name}"
     )
     kinds = ("all_to_all", "messages", "reductions")
-    header = ("of peak", "schedule", "step", "work", *(f"exposed {kind}" for kind in kinds))
+    header = (
+        "of peak",
+        "schedule",
+        *_shown(options, "pairs"),
+        "step",
+        "work",
+        *(f"exposed {kind}" for kind in kinds),
+    )
     rows: list[Sequence[str]] = [(*header, "all_to_all of the step")]
     model = make_model(options.layers)
     sizes = {name: getattr(options, name) for name in ("ranks", "experts", "microbatches")}
-    programs = {name: compile_program(model, name, **sizes) for name in options.schedules}
+    programs = {
+        (name, order): compile_program(model, name, order=ORDERS.get(order, ""), **sizes)
+        for name in options.schedules
+        for order in (ORDERS if options.orders and name == "DualPipeV" else ("",))
+    }
     for efficiency in options.efficiency:
-        for schedule, facts in programs.items():
+        for (schedule, order), facts in programs.items():
             prices = Roofline(target, facts.kernels, efficiency)
             found = simulate_program(facts, prices, Network.of(target), optimizer=8.0)
             spent = [found.makespan, sum(found.busy_per_coordinate) / len(found.exposures)]
             spent += [exposed(found, kind) for kind in kinds]
             share = f"{exposed(found, 'all_to_all') / found.makespan:.1%}"
-            rows.append((f"{efficiency:.0%}", schedule, *map(format_seconds, spent), share))
+            named = schedule, *_shown(options, order)
+            rows.append((f"{efficiency:.0%}", *named, *map(format_seconds, spent), share))
     yield from aligned(rows, numbers=6)
+
+
+def _shown(options: argparse.Namespace, text: str) -> tuple[str, ...]:
+    """A cell of the column of orders, where there is one."""
+    return (text,) if options.orders else ()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -138,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--efficiency", nargs="+", type=float, default=[1.0, 0.5], help="default: 1 0.5"
     )
+    parser.add_argument("--orders", action="store_true", help="compare orders of pieces in pairs")
     options = parser.parse_args(arguments)
     print("\n".join(report(options, device(options.device))))
 

@@ -82,6 +82,16 @@ bool CellTable::trains() const {
                       [](const Cell &cell) { return cell.pass != Pass::F; });
 }
 
+size_t CellTable::countPaired(ArrayRef<unsigned> row, size_t at) const {
+  if (at + 2 >= row.size())
+    return 2;
+  const Cell &second = cells[row[at + 1]], &third = cells[row[at + 2]];
+  bool halves = second.pass == Pass::I && third.pass == Pass::W &&
+                second.stage == third.stage &&
+                second.microbatch == third.microbatch;
+  return halves ? 3 : 2;
+}
+
 /// Whether a cell is a backward pass in which its stage does nothing: nothing
 /// in it is trained or nothing before it, or the step is an evaluation.
 bool CellTable::isIdle(const Cell &cell) const {

@@ -41,6 +41,10 @@ public:
   /// run of pass P.
   std::optional<Cell> getCell(mlir::Operation *op);
 
+  /// How many cells of a row make up the pair that starts there: two, or three
+  /// where input and weight gradients of the second come one after the other.
+  size_t countPaired(llvm::ArrayRef<unsigned> row, size_t at) const;
+
   /// Whether there is a backward pass: an evaluation has none.
   bool trains() const;
 

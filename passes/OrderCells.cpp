@@ -131,12 +131,21 @@ private:
     return order.cellOf[op] != cell && !isAvailable(op);
   }
 
-  bool isReady(unsigned cell) {
+  bool isReady(unsigned cell) { return isReadyWith(cell, cell); }
+
+  /// Whether a cell can be issued with another that is.
+  bool isReadyWith(unsigned cell, unsigned other) {
     return llvm::none_of(table.runs[cell], [&](unsigned run) {
       return llvm::any_of(graph.makers(run), [&](unsigned maker) {
-        return isMissing(maker, cell);
+        return order.cellOf[maker] != other && isMissing(maker, cell);
       });
     });
+  }
+
+  /// Whether all cells of a pair can be issued, the first of which can.
+  bool isPairReady(ArrayRef<unsigned> row, size_t at, size_t count) {
+    return isReady(row[at + 1]) &&
+           (count < 3 || isReadyWith(row[at + 2], row[at + 1]));
   }
 
   LogicalResult emitCells() {
@@ -150,17 +159,17 @@ private:
       for (auto [row, at] : llvm::zip(table.rows, next)) {
         if (at == row.size() || !isReady(row[at]))
           continue;
-        bool together = overlaps(row, at);
-        if (together && !isReady(row[at + 1])) {
+        size_t count = overlaps(row, at) ? table.countPaired(row, at) : 1;
+        if (count > 1 && !isPairReady(row, at, count)) {
           if (!apart)
             continue;
-          together = false;
+          count = 1;
         }
         apart = false;
-        if (failed(together ? emitPair(row, at) : emitCell(row, at)))
+        if (failed(count > 1 ? emitPair(row, at, count) : emitCell(row, at)))
           return failure();
-        at += 1 + together;
-        left -= 1 + together;
+        at += count;
+        left -= count;
       }
       if (left == before && std::exchange(apart, true))
         return reportDeadlock(next);
@@ -188,10 +197,10 @@ private:
            (exchanges(row[at]) || exchanges(row[at + 1]));
   }
 
-  /// Issues two cells that overlap.
-  LogicalResult emitPair(ArrayRef<unsigned> row, size_t at) {
+  /// Issues cells that overlap: F, then B or I, and W of the same microbatch.
+  LogicalResult emitPair(ArrayRef<unsigned> row, size_t at, size_t count) {
     if (!gathers.empty())
-      for (size_t cell : {at, at + 1})
+      for (size_t cell = at; cell < at + count; ++cell)
         emitGathers(row, cell);
     llvm::DenseMap<Operation *, unsigned> byOp;
     auto getOps = [&](unsigned cell) {
@@ -203,7 +212,8 @@ private:
       return ops;
     };
     FailureOr<Overlap::Ops> merged =
-        overlap.merge(getOps(row[at]), getOps(row[at + 1]));
+        overlap.merge(getOps(row[at]), getOps(row[at + 1]),
+                      count > 2 ? getOps(row[at + 2]) : Overlap::Ops());
     if (failed(merged))
       return failure();
     for (Operation *op : *merged)

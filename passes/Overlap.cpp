@@ -15,6 +15,13 @@
 //   exchange  B.dispatch F.counts F.dispatch  B.collect   F.collect
 //             beside F            beside B1   beside F1   beside B2
 //
+// Where the schedule takes a backward pass in halves, I and then W, nobody
+// waits for pieces of W: they go behind what the piece of I before them
+// exchanges, in front of the wait if there is one.
+//
+//   compute   I          F           W            I1          W1  F1  ...
+//   exchange  I.dispatch F.counts    F.dispatch   I.collect
+//
 // This is the overlap of DualPipe (DeepSeek-AI, "DeepSeek-V3 technical report",
 // 2024, arXiv:2412.19437, figure 4).
 
@@ -57,6 +64,13 @@ struct Piece {
   bool isExchanged() const { return isExchange(ops.back()); }
 };
 using Pieces = SmallVector<Piece>;
+
+/// Whether an op uses what some of these make.
+bool usesAny(Operation *op, const llvm::DenseSet<Operation *> &makers) {
+  return llvm::any_of(op->getOperands(), [&](Value operand) {
+    return makers.contains(operand.getDefiningOp());
+  });
+}
 
 /// The pieces of ops given in data order.
 Pieces getPieces(ArrayRef<Operation *> ops) {
@@ -118,64 +132,126 @@ SmallVector<Segment> getSegments(ArrayRef<Operation *> ops) {
   return segments;
 }
 
-Ops mergeByPolicy(const Ops &forward, const Ops &backward) {
-  Ops merged;
-  auto emit = [&](const Pieces &pieces) {
-    for (const Piece &piece : pieces)
-      llvm::append_range(merged, piece.ops);
-  };
-  SmallVector<Segment> first = getSegments(backward),
-                       second = getSegments(forward);
-  for (size_t i = 0; i < std::max(first.size(), second.size()); ++i)
-    for (const auto *segments : {&first, &second})
-      if (i < segments->size()) {
-        emit((*segments)[i].runs);
-        emit((*segments)[i].exchanges);
+/// Issues pieces by the default policy.
+class PolicyMerger {
+public:
+  PolicyMerger(const Ops &forward, const Ops &backward, const Ops &weights)
+      : first(getSegments(backward)), second(getSegments(forward)),
+        deferred(getPieces(weights)) {
+    for (const Ops *ops : {&forward, &backward, &weights})
+      pending.insert_range(*ops);
+  }
+
+  Ops run() {
+    for (size_t i = 0; i < std::max(first.size(), second.size()); ++i) {
+      if (i < first.size())
+        emit(first[i]);
+      if (i >= second.size() || !waits(second[i]))
+        emitDeferred();
+      if (i < second.size())
+        emit(second[i]);
+    }
+    emitDeferred();
+    return std::move(merged);
+  }
+
+private:
+  /// Whether the host waits for what a segment exchanges.
+  static bool waits(const Segment &segment) {
+    return llvm::any_of(segment.exchanges, [](const Piece &piece) {
+      return isa<HostWaitOp>(piece.ops.front());
+    });
+  }
+
+  void emit(const Segment &segment) {
+    for (const Pieces *pieces : {&segment.runs, &segment.exchanges})
+      for (const Piece &piece : *pieces) {
+        if (isa<HostWaitOp>(piece.ops.front()))
+          emitDeferred();
+        emit(piece);
       }
-  return merged;
-}
+  }
+
+  void emit(const Piece &piece) {
+    for (Operation *op : piece.ops)
+      pending.erase(op);
+    llvm::append_range(merged, piece.ops);
+  }
+
+  /// Emits the gradients of weights for which all is there.
+  void emitDeferred() {
+    llvm::erase_if(deferred, [&](const Piece &piece) {
+      if (usesAny(piece.ops.front(), pending))
+        return false;
+      emit(piece);
+      return true;
+    });
+  }
+
+  SmallVector<Segment> first, second; // of the backward and the forward cell
+  Pieces deferred;
+  llvm::DenseSet<Operation *> pending;
+  Ops merged;
+};
 
 //===----------------------------------------------------------------------===//
 // Templates
 //===----------------------------------------------------------------------===//
 
-/// Interleaves the pieces of two chunks as a directive says.
-LogicalResult mergeByTemplate(DoOverlapOp overlap, const Group &forward,
-                              const Group &backward, Ops &merged) {
-  llvm::StringMap<const Piece *> byName;
-  SmallVector<StringRef> names;
-  for (const Group *group : {&backward, &forward})
-    for (const Piece &piece : group->pieces) {
-      byName[piece.name] = &piece;
-      names.push_back(piece.name);
-    }
-  llvm::DenseSet<Operation *> pending;
-  for (const Group *group : {&forward, &backward})
-    for (const Piece &piece : group->pieces)
-      pending.insert_range(piece.ops);
-  SmallVector<StringRef> left = names;
-  for (auto name : overlap.getOrder().getAsRange<StringAttr>()) {
-    auto found = llvm::find(left, name.getValue());
-    if (found == left.end())
-      return overlap.emitOpError("expected each piece of chunks '")
-             << forward.chunk << "' and '" << backward.chunk
-             << "' once, which are " << llvm::join(names, ", ") << ", got "
-             << name << (byName.contains(name.getValue()) ? " twice" : "");
-    left.erase(found);
-    for (Operation *op : byName[name.getValue()]->ops) {
-      for (Value operand : op->getOperands())
-        if (pending.contains(operand.getDefiningOp()))
+/// Interleaves the pieces of groups as a directive says. A name that stands
+/// more than once is that of the pieces of this name in data order.
+class TemplateMerger {
+public:
+  TemplateMerger(DoOverlapOp overlap, ArrayRef<const Group *> groups)
+      : overlap(overlap), groups(groups) {
+    for (const Group *group : groups)
+      for (const Piece &piece : group->pieces) {
+        names.push_back(piece.name);
+        byName[piece.name].push_back(&piece);
+        pending.insert_range(piece.ops);
+      }
+  }
+
+  LogicalResult run(Ops &merged) {
+    SmallVector<StringRef> left = names;
+    llvm::StringMap<size_t> taken;
+    for (auto name : overlap.getOrder().getAsRange<StringAttr>()) {
+      auto found = llvm::find(left, name.getValue());
+      if (found == left.end())
+        return emitError() << ", which are " << llvm::join(names, ", ")
+                           << ", got " << name
+                           << (byName.contains(name) ? " once more" : "");
+      left.erase(found);
+      for (Operation *op : byName[name][taken[name]++]->ops) {
+        if (usesAny(op, pending))
           return overlap.emitOpError("expected ")
                  << name << " behind what it uses, which comes later";
-      pending.erase(op);
-      merged.push_back(op);
+        pending.erase(op);
+        merged.push_back(op);
+      }
     }
+    if (left.empty())
+      return success();
+    return emitError() << ", got no " << llvm::join(left, ", ");
   }
-  if (left.empty())
-    return success();
-  return overlap.emitOpError("expected each piece of chunks '")
-         << forward.chunk << "' and '" << backward.chunk << "' once, got no "
-         << llvm::join(left, ", ");
+
+private:
+  InFlightDiagnostic emitError() {
+    return overlap.emitOpError("expected each piece of chunks '")
+           << groups.back()->chunk << "' and '" << groups.front()->chunk
+           << "' once";
+  }
+
+  DoOverlapOp overlap;
+  ArrayRef<const Group *> groups; // that of the forward cell is last
+  SmallVector<StringRef> names;
+  llvm::StringMap<SmallVector<const Piece *>> byName;
+  llvm::DenseSet<Operation *> pending;
+};
+
+void emitAll(const Group &group, Ops &merged) {
+  for (const Piece &piece : group.pieces)
+    llvm::append_range(merged, piece.ops);
 }
 
 /// Emits groups up to the next one that a directive selects; returns that one,
@@ -187,32 +263,45 @@ const Group *emitUntil(ArrayRef<Group> &groups, SelectAttr select,
     groups = groups.drop_front();
     if (select.matchesChunk(group.chunk))
       return &group;
-    for (const Piece &piece : group.pieces)
-      llvm::append_range(merged, piece.ops);
+    emitAll(group, merged);
   }
   return nullptr;
 }
 
-void emitAll(const Group &group, Ops &merged) {
-  for (const Piece &piece : group.pieces)
-    llvm::append_range(merged, piece.ops);
+/// Whether a template says where gradients of weights are computed.
+bool namesWeights(DoOverlapOp overlap) {
+  return llvm::any_of(
+      overlap.getOrder().getAsRange<StringAttr>(),
+      [](StringAttr name) { return name.getValue().starts_with("W"); });
 }
 
 /// Pairs the selected chunks of both cells in the order in which they run: in
-/// the backward cell the last one first.
+/// the backward cell the last one first. Gradients of weights are computed at
+/// the end where the template does not say when.
 FailureOr<Ops> mergeChunks(DoOverlapOp overlap, ArrayRef<Group> forward,
-                           ArrayRef<Group> backward) {
+                           ArrayRef<Group> backward, ArrayRef<Group> weights) {
   Ops merged;
+  llvm::DenseSet<const Group *> placed;
   while (!forward.empty() || !backward.empty()) {
     const Group *second = emitUntil(backward, overlap.getSelect(), merged);
     const Group *first = emitUntil(forward, overlap.getSelect(), merged);
-    if (first && second) {
-      if (failed(mergeByTemplate(overlap, *first, *second, merged)))
-        return failure();
-    } else if (first || second) {
-      emitAll(first ? *first : *second, merged);
+    if (!first || !second) {
+      if (first || second)
+        emitAll(first ? *first : *second, merged);
+      continue;
     }
+    SmallVector<const Group *> groups = {second};
+    if (namesWeights(overlap))
+      for (const Group &group : weights)
+        if (group.chunk == second->chunk && placed.insert(&group).second)
+          groups.push_back(&group);
+    groups.push_back(first);
+    if (failed(TemplateMerger(overlap, groups).run(merged)))
+      return failure();
   }
+  for (const Group &group : weights)
+    if (!placed.contains(&group))
+      emitAll(group, merged);
   return merged;
 }
 
@@ -229,15 +318,16 @@ Overlap::Overlap(ModuleOp module) {
     directives.push_back({overlap, false});
 }
 
-FailureOr<Ops> Overlap::merge(const Ops &forward, const Ops &backward) {
+FailureOr<Ops> Overlap::merge(const Ops &forward, const Ops &backward,
+                              const Ops &weights) {
   SmallVector<Group> first = getGroups(forward), second = getGroups(backward);
   for (auto &[overlap, used] : directives)
     if (selectsAny(overlap.getSelect(), first) &&
         selectsAny(overlap.getSelect(), second)) {
       used = true;
-      return mergeChunks(overlap, first, second);
+      return mergeChunks(overlap, first, second, getGroups(weights));
     }
-  return mergeByPolicy(forward, backward);
+  return PolicyMerger(forward, backward, weights).run();
 }
 
 LogicalResult Overlap::checkUsed() {

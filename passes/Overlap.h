@@ -23,7 +23,8 @@ public:
   /// The ops of both cells, runs and exchanges, each given in data order, in
   /// issue order: by the template of a directive that selects chunks of both,
   /// else by the default policy.
-  mlir::FailureOr<Ops> merge(const Ops &forward, const Ops &backward);
+  mlir::FailureOr<Ops> merge(const Ops &forward, const Ops &backward,
+                             const Ops &weights);
 
   /// Reports a directive that had no effect.
   mlir::LogicalResult checkUsed();

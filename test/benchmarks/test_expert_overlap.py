@@ -83,6 +83,7 @@ def test_pairs_hide_what_1f1b_exposes(exchange: expert_overlap.Exchange, share: 
         (expert_overlap, []),
         (expert_overlap, ["--efficiency", "0.5"]),
         (expert_programs, []),
+        (expert_programs, ["--schedules", "DualPipeV", "--orders"]),
     ],
 )
 def test_the_page_has_what_scripts_print(

@@ -22,6 +22,9 @@ LAYERS = 2
 REDUCTIONS: tuple[Reduce, ...] = ("last", "each")
 POLICY = "B B.dispatch F F.counts F.dispatch B1 B.collect F1 F.collect B2 F2"
 TEMPLATE = "F F.counts B B.dispatch F.dispatch B1 B.collect F1 F.collect B2 F2"
+# Gradients of weights where the template puts them, and behind all else where it does not.
+SPREAD = "I I.dispatch F F.counts W F.dispatch I1 I.collect W1 F1 F.collect I2 W2 F2"
+BEHIND = "F F.counts I I.dispatch F.dispatch I1 I.collect F1 F.collect I2 F2"
 BF16_BOUND = 2.0**-5  # four times the distance from 1 to the next number
 NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")
 MATRIX = [
@@ -192,6 +195,18 @@ def test_templates_change_the_order_alone() -> None:
     assert sorted(first.split()) == sorted(second.split())
     assert first.count(POLICY) == second.count(TEMPLATE) == 3
     assert first.count(TEMPLATE) == second.count(POLICY) == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "order"),
+    [(SPREAD, SPREAD), (BEHIND, f"{BEHIND} W W1 W2")],
+    ids=["spread", "behind"],
+)
+def test_gradients_of_weights_wait(template: str, order: str) -> None:
+    """A template that has the halves of backward cells takes those of pairs in halves."""
+    case = Experted("DualPipeV", 2, 2, 4, zero=1, overlap=piper.overlap("layer", template))
+    check(case, small_moe.captures().model)
+    assert issued(compile_case(case).texts["program_pp1.py"]).count(order) == 3
 
 
 def issued(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from piper.schedules.cell import Action, Cell, Communication, Pair, Pass, members
 from piper.schedules.dependences import check_progress
+from piper.schedules.halves import halve_pairs
 from piper.schedules.homes import Homes, Placement
 from piper.schedules.registry import SCHEDULES, Schedule, generate, homes_of, schedule_name
 from piper.schedules.table import Row, Table
@@ -22,6 +23,7 @@ __all__ = [
     "Table",
     "check_progress",
     "generate",
+    "halve_pairs",
     "homes_of",
     "members",
     "schedule_name",

@@ -17,13 +17,21 @@ class Overlap(Directive):
     order in which each cell runs them, which in the backward cell is last first. A chunk is cut
     into pieces where ranks exchange values within it: `F`, `F1`, `F2` compute, in that order, and
     `F.dispatch` is what is exchanged; pieces of the backward chunk are named `B`. Each stands once
-    in `order`, behind what it uses. What one stream gets of it, it does in that order.
+    in `order`, behind what it uses. What one stream gets of it, it does in that order. Where
+    several pieces have one name, it stands as often, and the k-th time is the k-th of them:
+    `B B.reduce B1 B.reduce B2`.
+
+    An order may have the two halves of the backward in place of `B`: `I`, `I1`, `I2` are the pieces
+    of the input gradients, `W`, `W1`, `W2` those of the gradients of weights, for which nothing
+    waits. Then pairs `(F;B)` of the schedule become `(F;I)` with W right behind, in all stages. An
+    order without W leaves it there; one with W puts its pieces anywhere behind what they use.
 
     Without the directive cells that may overlap take turns, a piece of the backward cell first, as
-    others wait for it. What a piece exchanges is issued right behind it.
+    others wait for it. What a piece exchanges is issued right behind it, and pieces of W that are
+    right behind the pair in the schedule behind that.
 
     Raises:
-        ValueError: an empty tag, or no order.
+        ValueError: an empty tag, no order, or one with both B and its halves, or W alone.
     """
 
     tag: str
@@ -39,6 +47,16 @@ class Overlap(Directive):
                 f"overlap order must be names of pieces such as 'F1' and 'B.dispatch', got "
                 f"{self.order!r}"
             )
+        letters = {name[:1] for name in self.order}
+        if letters & {"I", "W"} and ("B" in letters or "I" not in letters):
+            raise ValueError(
+                "overlap order must name pieces of a whole backward, which is B, or of its two "
+                f"halves, which are I and W, got {' '.join(self.order)!r}"
+            )
+
+    def halves(self) -> bool:
+        """Whether the backward of a pair is in halves."""
+        return any(name.startswith("I") for name in self.order)
 
     def op(self) -> str:
         """See `Directive`."""

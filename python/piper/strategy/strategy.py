@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from piper_runtime.batch import SequenceSpec
 
-from piper.schedules import Homes, Table
+from piper.schedules import Homes, Table, halve_pairs
 from piper.strategy.annotate import Annotate
 from piper.strategy.directive import Directive
 from piper.strategy.location import SourceLocation
 from piper.strategy.mesh import Axis, Mesh
 from piper.strategy.order import Order
+from piper.strategy.overlap import Overlap
 from piper.strategy.place import Place
 from piper.strategy.replicate import Replicate
 from piper.strategy.sequence import Sequence as SharedSequence
@@ -137,9 +138,13 @@ class Strategy:
 
     @cached_property
     def table(self) -> Table:
-        """The schedule without idle cells: row c is for coordinate c; 1F1B where none is given."""
+        """The schedule without idle cells: row c is for coordinate c; 1F1B where none is given.
+
+        Backwards of pairs are in halves if an overlap has the pieces of halves.
+        """
         order = self.first(Order) or Order("1F1B", source=self.source)
-        return order.table(self.homes, self.microbatches)
+        table = order.table(self.homes, self.microbatches)
+        return halve_pairs(table) if any(map(Overlap.halves, self.all(Overlap))) else table
 
     @property
     def update(self) -> Update | None:
