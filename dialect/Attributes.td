@@ -96,11 +96,15 @@ def Piper_FactsAttr : Piper_Attr<"Facts", "facts"> {
     whole has a name of its own on each side, and `1` is a dim of one element that
     broadcasts. Behind `;` come integer arguments that are the size of a factor,
     `1.2` being item 2 of list 1; factors that results without them are sums over;
-    and whether the op is linear in all operands together.
+    whether the op is linear in all operands together; and other ops that take parts
+    of a factor which this one needs whole. These get which part it is by keyword,
+    what an op `after` which they come makes of each part, and make terms of results
+    without the factor, but for the one that is the `same`.
 
     Example: `#piper.facts<pure, flops = 4096, heavy>`, `#piper.facts<view>`,
     `#piper.facts<pure, flops = 64, rule = "m i, e o i, r e -> m o">`,
     `#piper.facts<pure, rule = "m k, k n -> m n; sum k">`,
+    `#piper.facts<pure, rule = "v w, a -> a w; v by piper.embedding_part.default">`,
     `#piper.facts<view, rule = "a b c -> a b c d; linear, 1.2 = c">`
   }];
   let parameters = (ins EnumParameter<Piper_Effect>:$effect, "int64_t":$flops,

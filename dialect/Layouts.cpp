@@ -97,7 +97,8 @@ SmallVector<int64_t> piper::localShape(StateOp state, MeshOp mesh) {
     for (AxisKindAttr kind : layout.getAxes())
       if (AxisAttr axis = mesh.lookupAxis(kind.getAxis());
           axis && kind.getKind() == Kind::Shard)
-        shape[kind.getDim()] /= axis.getSize();
+        shape[kind.getDim()] =
+            llvm::divideCeil(shape[kind.getDim()], axis.getSize());
   return shape;
 }
 

@@ -44,7 +44,8 @@ MeshOp findMesh(mlir::Operation *op);
 /// Product of the sizes of `axes`, an array of strings; 1 for unknown axes.
 int64_t product(MeshOp mesh, mlir::ArrayAttr axes);
 
-/// The shape that one rank holds of a state, by its layout.
+/// The shape that one rank holds of a state, by its layout: that of the first
+/// part, if the last ones have padding.
 llvm::SmallVector<int64_t> localShape(StateOp state, MeshOp mesh);
 
 /// Number of elements of a static shape.

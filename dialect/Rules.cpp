@@ -41,6 +41,27 @@ static std::optional<Rule::Size> parseSize(StringRef text) {
   return size;
 }
 
+/// Parses `c d by mine.b.default after mine.a.default same 1`.
+static std::optional<Rule::PartOp> parsePartOp(StringRef text) {
+  auto [names, rest] = text.split(" by ");
+  Rule::PartOp part;
+  names.split(part.names, ' ', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
+  SmallVector<StringRef> words;
+  rest.split(words, ' ', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
+  if (part.names.empty() || words.size() % 2 == 0)
+    return std::nullopt;
+  part.op = words.front();
+  for (size_t word = 1; word < words.size(); word += 2) {
+    StringRef value = words[word + 1];
+    if (words[word] == "after")
+      part.stats = value;
+    else if (words[word] != "same" ||
+             value.getAsInteger(10, part.same.emplace()))
+      return std::nullopt;
+  }
+  return part;
+}
+
 std::optional<Rule> parseRule(StringRef text) {
   Rule rule;
   auto [dims, rest] = text.split(';');
@@ -57,6 +78,11 @@ std::optional<Rule> parseRule(StringRef text) {
       rule.isLinear = true;
     } else if (entry.consume_front("sum ")) {
       rule.sums.push_back(entry.trim());
+    } else if (entry.contains(" by ")) {
+      std::optional<Rule::PartOp> part = parsePartOp(entry);
+      if (!part)
+        return std::nullopt;
+      rule.partOps.push_back(*part);
     } else {
       std::optional<Rule::Size> size = parseSize(entry);
       if (!size)

@@ -9,6 +9,7 @@
 #define PIPER_DIALECT_RULES_H
 
 #include "dialect/Piper.h"
+#include "llvm/ADT/STLExtras.h"
 
 #include <optional>
 
@@ -32,13 +33,37 @@ struct Rule {
     mlir::ArrayAttr set(mlir::ArrayAttr args, int64_t size) const;
   };
 
+  /// Another op that takes parts of a factor, which the op itself needs whole:
+  /// "v by mine.lookup_part.default", "c d by mine.b.default after
+  /// mine.a.default same 1". The names are those of the factor in all operands
+  /// and results.
+  struct PartOp {
+    Dims names;
+    llvm::StringRef op;
+    /// The op that makes an element of each part before, of which the other
+    /// gets all; or nothing.
+    llvm::StringRef stats;
+    /// A result that is the same whatever the part is; others without the
+    /// factor are terms of sums.
+    std::optional<int64_t> same;
+  };
+
   llvm::SmallVector<Dims, 4> operands, results;
   llvm::SmallVector<Size> sizes;
+  llvm::SmallVector<PartOp, 1> partOps;
   /// Factors that results without them are sums over.
   llvm::SmallVector<llvm::StringRef> sums;
   /// Whether results are linear in all operands together: of unfinished sums
   /// they are unfinished sums.
   bool isLinear = false;
+
+  /// The op that takes parts of a factor, by one of its names, or null.
+  const PartOp *findPartOp(llvm::StringRef name) const {
+    auto *found = llvm::find_if(partOps, [&](const PartOp &part) {
+      return llvm::is_contained(part.names, name);
+    });
+    return found == partOps.end() ? nullptr : found;
+  }
 
   /// Whether a name is that of a dim of one element, which is no factor.
   static bool isOne(llvm::StringRef name) { return name == "1"; }

@@ -137,7 +137,8 @@ def Piper_DoShardOp : Piper_DirectiveOp<"shard"> {
     error of the run.
 
     **Constraints**
-    - the axis is a manual axis of the mesh, whose size divides the dim
+    - the axis is a manual axis of the mesh, whose size divides the dim, or an auto
+      one, along which the last parts may have padding
     - the capacity is positive
 
     ```mlir
@@ -215,8 +216,13 @@ def Piper_DoOverlapOp : Piper_DirectiveOp<"overlap"> {
     chunks of the forward cell are paired with those of the backward cell, last
     first, and their pieces are issued in the order of the template. It names each
     piece of both once: `F`, `F1` and so on for what computes, `F.dispatch` and so
-    on for what ranks exchange behind it. What is issued on one stream runs in that
-    order, so the template says the order on every stream.
+    on for what ranks exchange behind it. A name that several pieces have stands as
+    often, the first time for the first of them. What is issued on one stream runs
+    in that order, so the template says the order on every stream.
+
+    Where the backward cell of a pair is `I`, pieces are named `I`, `I1` and so on.
+    If its `W` is the next cell of the row, a template may also name pieces `W`, `W1`
+    and so on, anywhere behind what they use; otherwise they stay behind the pair.
 
     ```mlir
     piper.do.overlap <tag = "moe"> order = ["B", "B.dispatch", "F", "F.counts", "B1", "F.dispatch", "B.collect", "F1", "F.collect", "B2", "F2"]

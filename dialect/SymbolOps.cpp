@@ -120,16 +120,21 @@ LogicalResult StateOp::verifySymbolUses(SymbolTableCollection &) {
   FailureOr<MeshOp> mesh = lookupMesh(*this);
   if (failed(mesh))
     return failure();
+  // Parts may have padding along one auto axis.
   SmallVector<int64_t> ranks(getTensorType().getRank(), 1);
+  SmallVector<bool> isPadded(ranks.size());
   for (AxisKindAttr kind : layout.getAxes()) {
     FailureOr<AxisAttr> axis = lookupRankAxis(*this, *mesh, kind.getAxis());
     if (failed(axis))
       return failure();
-    if (kind.getKind() == Kind::Shard)
-      ranks[kind.getDim()] *= axis->getSize();
+    if (kind.getKind() != Kind::Shard)
+      continue;
+    isPadded[kind.getDim()] =
+        axis->getRole() == AxisRole::Auto && ranks[kind.getDim()] == 1;
+    ranks[kind.getDim()] *= axis->getSize();
   }
   for (auto [dim, size] : llvm::enumerate(getTensorType().getShape()))
-    if (size % ranks[dim] != 0)
+    if (size % ranks[dim] != 0 && !isPadded[dim])
       return emitOpError("expected dim ")
              << dim << " to be a multiple of the " << ranks[dim]
              << " ranks that shard it, got " << size;

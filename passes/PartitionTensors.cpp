@@ -13,7 +13,8 @@
 //   relu, view, attention                 parts stay parts
 //   add of unfinished sums                an unfinished sum: it is linear
 //   any other op of an unfinished sum     all_reduce first
-//   an op that needs a part whole         all_gather first
+//   an op that needs a part whole         all_gather first; or by its rule
+//                                         another op, that takes parts
 //
 // With that, weights sharded by output and by input give tensor parallelism as
 // in Shoeybi et al., "Megatron-LM" (2019, arXiv:1909.08053), forward and
@@ -27,6 +28,7 @@
 #include "dialect/Rules.h"
 #include "mlir/IR/Builders.h"
 #include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/SetVector.h"
 
 using namespace mlir;
 
@@ -82,10 +84,11 @@ private:
     auto has = [&](const Rule::Dims &names) {
       return llvm::is_contained(names, factor);
     };
-    if (Rule::isOne(factor) || !llvm::any_of(rule.operands, has))
+    bool byPart = rule.findPartOp(factor);
+    if (Rule::isOne(factor) || (!byPart && !llvm::any_of(rule.operands, has)))
       return;
     const Rule::Dims &first = rule.operands.front();
-    if (op.getInputs().size() == 1)
+    if (op.getInputs().size() == 1 && !byPart)
       want(op.getInputs()[0], llvm::find(first, factor) - first.begin());
     else
       wanted[op] = builder.getStringAttr(factor);
@@ -191,8 +194,8 @@ private:
     auto state = symbols.lookup<StateOp>(read.getSymbol());
     if (std::optional<Held> own = getHeld(state)) {
       Value value = read.getResult();
-      value.setType(resize(value.getType(), own->dim,
-                           getSize(value, own->dim) / axis.getSize()));
+      value.setType(
+          resize(value.getType(), own->dim, values.getPartSize(own->size)));
       values.set(value, *own);
     }
     return success();
@@ -204,7 +207,9 @@ private:
     for (AxisKindAttr kind :
          layout ? layout.getAxes() : ArrayRef<AxisKindAttr>())
       if (kind.getAxis() == axis.getName() && kind.getKind() == Kind::Shard)
-        return Held{Held::Part, size_t(kind.getDim())};
+        return Held{Held::Part, size_t(kind.getDim()),
+                    state.getTensorType().getDimSize(kind.getDim()),
+                    /*isClean=*/true};
     return std::nullopt;
   }
 
@@ -218,9 +223,11 @@ private:
         makeWhole(grad->getOpOperand(0), grad.getTagAttr());
       return success();
     }
-    if (values.isPart(value) && values.get(value).dim == own->dim)
-      return success();
     TagAttr tag = grad.getTagAttr();
+    if (values.isPart(value) && values.get(value).dim == own->dim) {
+      grad->getOpOperand(0).set(values.getClean(value, grad, tag));
+      return success();
+    }
     if (!values.isWhole(value))
       value = values.getWhole(value, grad, tag);
     grad->getOpOperand(0).set(values.getPart(value, own->dim, grad, tag));
@@ -255,7 +262,8 @@ private:
         asked ? asked.getValue() : chooseFactor(op, rule);
     for (auto [names, operand] : llvm::zip(rule.operands, op->getOpOperands()))
       if (values.isPart(operand.get()) &&
-          names[values.get(operand.get()).dim] != factor)
+          !(factor &&
+            isNamed(rule, *factor, names[values.get(operand.get()).dim])))
         makeWhole(operand, op.getTagAttr());
     return factor ? compute(op, rule, *factor) : success();
   }
@@ -292,7 +300,7 @@ private:
   }
 
   bool isPossible(TorchOp op, const Rule &rule, StringRef factor) {
-    if (llvm::is_contained(rule.sums, factor))
+    if (llvm::is_contained(rule.sums, factor) || rule.findPartOp(factor))
       return true;
     return llvm::all_of(getResultDims(op, rule), [&](const Rule::Dims &names) {
       return llvm::is_contained(names, factor);
@@ -301,39 +309,144 @@ private:
 
   /// Lets the op compute with a part of a factor.
   LogicalResult compute(TorchOp op, const Rule &rule, StringRef factor) {
-    for (auto [names, operand] :
-         llvm::zip(rule.operands, op->getOpOperands())) {
-      auto found = llvm::find(names, factor);
-      if (!values.isWhole(operand.get()) || found == names.end())
-        continue;
-      size_t dim = found - names.begin();
-      if (getSize(operand.get(), dim) % axis.getSize() != 0)
-        return fail(op) << "but dim " << dim << " of its operand of type "
-                        << operand.get().getType() << " is not divided by "
-                        << axis.getSize();
-      operand.set(values.getPart(operand.get(), dim, op, op.getTagAttr()));
-    }
-    for (auto [names, result] :
-         llvm::zip(getResultDims(op, rule), op.getResults())) {
-      auto found = llvm::find(names, factor);
-      if (found == names.end()) {
-        values.set(result, {Held::Term});
+    const Rule::PartOp *part = rule.findPartOp(factor);
+    SmallVector<std::optional<size_t>> operands, results;
+    for (const Rule::Dims &names : rule.operands)
+      operands.push_back(findDim(rule, factor, names));
+    for (const Rule::Dims &names : getResultDims(op, rule))
+      results.push_back(findDim(rule, factor, names));
+    if (failed(checkSizes(op, operands, results)))
+      return failure();
+    int64_t whole = 0;
+    bool isSum = !part && llvm::is_contained(results, std::nullopt);
+    bool isClean = part || rule.isLinear;
+    for (auto [dim, operand] : llvm::zip(operands, op->getOpOperands())) {
+      if (!dim) {
+        isClean &= bool(part);
         continue;
       }
-      size_t dim = found - names.begin();
-      int64_t size = getSize(result, dim);
-      if (size % axis.getSize() != 0)
-        return fail(op) << "but dim " << dim << " of its result of type "
-                        << result.getType() << " is not divided by "
-                        << axis.getSize();
-      result.setType(resize(result.getType(), dim, size / axis.getSize()));
-      values.set(result, {Held::Part, dim});
+      if (values.isWhole(operand.get()))
+        operand.set(values.getPart(operand.get(), *dim, op, op.getTagAttr()));
+      if (isSum)
+        operand.set(values.getClean(operand.get(), op, op.getTagAttr()));
+      whole = values.get(operand.get()).size;
+      isClean &= part || values.get(operand.get()).isClean;
+    }
+    for (auto [number, dim] : llvm::enumerate(results)) {
+      Value result = op.getResult(number);
+      if (dim) {
+        whole = getSize(result, *dim);
+        result.setType(
+            resize(result.getType(), *dim, values.getPartSize(whole)));
+        values.set(result, {Held::Part, *dim, whole, isClean});
+      } else if (!part || part->same != getPosition(op, number)) {
+        values.set(result, {Held::Term});
+      }
     }
     for (const Rule::Size &size : rule.sizes)
-      if (size.name == factor)
+      if (isNamed(rule, factor, size.name))
         if (int64_t old = size.get(op.getArgs()).getInt(); old > 0) // or -1
-          op.setArgsAttr(size.set(op.getArgs(), old / axis.getSize()));
+          op.setArgsAttr(size.set(op.getArgs(), values.getPartSize(old)));
+    if (part)
+      callPartOp(op, *part, results, whole);
     return success();
+  }
+
+  /// The dim of a tensor that is one of the factor.
+  static std::optional<size_t> findDim(const Rule &rule, StringRef factor,
+                                       const Rule::Dims &names) {
+    auto *found = llvm::find_if(
+        names, [&](StringRef name) { return isNamed(rule, factor, name); });
+    return found == names.end() ? std::optional<size_t>()
+                                : found - names.begin();
+  }
+
+  /// Whether a dim of that name is one of the factor.
+  static bool isNamed(const Rule &rule, StringRef factor, StringRef name) {
+    const Rule::PartOp *part = rule.findPartOp(factor);
+    return name == factor || (part && llvm::is_contained(part->names, name));
+  }
+
+  /// Dims of a factor are divided by the ranks; or they are all of one size, so
+  /// that the last parts of all of them have the same padding.
+  LogicalResult checkSizes(TorchOp op, ArrayRef<std::optional<size_t>> operands,
+                           ArrayRef<std::optional<size_t>> results) {
+    llvm::SmallSetVector<int64_t, 2> sizes;
+    for (auto [dim, value] : llvm::zip(operands, op.getInputs()))
+      if (dim)
+        sizes.insert(getWholeSize(value, *dim));
+    for (auto [dim, value] : llvm::zip(results, op.getResults()))
+      if (dim)
+        sizes.insert(getSize(value, *dim));
+    auto check = [&](std::optional<size_t> dim, Value value,
+                     StringRef what) -> LogicalResult {
+      if (!dim || sizes.size() == 1 ||
+          values.isDivided(getWholeSize(value, *dim)))
+        return success();
+      Type whole = resize(value.getType(), *dim, getWholeSize(value, *dim));
+      return fail(op) << "but dim " << *dim << " of its " << what << " of type "
+                      << whole << " is not divided by " << axis.getSize();
+    };
+    for (auto [dim, value] : llvm::zip(operands, op.getInputs()))
+      if (failed(check(dim, value, "operand")))
+        return failure();
+    for (auto [dim, value] : llvm::zip(results, op.getResults()))
+      if (failed(check(dim, value, "result")))
+        return failure();
+    return success();
+  }
+
+  /// The size of a dim of the whole.
+  int64_t getWholeSize(Value value, size_t dim) const {
+    Held form = values.get(value);
+    return form.form == Held::Part && form.dim == dim ? form.size
+                                                      : getSize(value, dim);
+  }
+
+  /// The number of a result among all that the op can have.
+  static int64_t getPosition(TorchOp op, int64_t number) {
+    auto positions = op->getAttrOfType<DenseI64ArrayAttr>("positions");
+    return positions ? positions.asArrayRef()[number] : number;
+  }
+
+  /// Calls another op, which takes parts: it is given which one it gets, and
+  /// perhaps an element that another one makes of each.
+  void callPartOp(TorchOp op, const Rule::PartOp &part,
+                  ArrayRef<std::optional<size_t>> results, int64_t size) {
+    int64_t count = op.getInputs().size();
+    NamedAttrList kwargs(op.getKwargs());
+    kwargs.append(values.getPartArgs(count, size));
+    Value index = readRankIndex(step, axis, symbols);
+    op.getInputsMutable().append(index);
+    FactsAttr facts = op.getFacts();
+    op.setFactsAttr(FactsAttr::get(
+        op.getContext(), facts.getEffect(), facts.getFlops(), /*strided=*/false,
+        facts.getHeavy(), facts.getMask(), StringAttr()));
+    op.setOpName(part.op);
+    op.setKwargsAttr(kwargs.getDictionary(op.getContext()));
+    if (part.stats.empty())
+      return;
+    builder.setInsertionPoint(op);
+    auto stats = cast<TorchOp>(builder.clone(*op));
+    stats->removeAttr("primals");
+    stats->removeAttr("cotangents");
+    stats.setOpName(part.stats);
+    Value value = stats.getResult(0);
+    size_t dim = *results.front();
+    value.setType(getStatsType(value.getType(), dim));
+    values.set(value, {Held::Part, dim, axis.getSize(), /*isClean=*/true});
+    op.getInputsMutable().append(values.getWhole(value, op, op.getTagAttr()));
+    kwargs.set("stats", ArgAttr::get(op.getContext(), count + 1));
+    op.setKwargsAttr(kwargs.getDictionary(op.getContext()));
+  }
+
+  /// An element for each part, in fp32 at least.
+  Type getStatsType(Type type, size_t dim) {
+    auto one = cast<RankedTensorType>(resize(type, dim, 1));
+    Type element = one.getElementType();
+    if (element.getIntOrFloatBitWidth() < 32)
+      element = builder.getF32Type();
+    return RankedTensorType::get(one.getShape(), element, one.getEncoding());
   }
 
   InFlightDiagnostic fail(TorchOp op) { return emitPartError(op, axis, shard); }

@@ -61,9 +61,9 @@ def RematPass : Piper_Pass<"piper-remat"> {
 def ShardPass : Piper_Pass<"piper-shard"> {
   let summary = "Record on states which part of them ranks hold";
   let description = [{
-    *After*: the states that directives select have a `layout`. *Fails* for an axis that is
-    not manual, and for a dim that does not exist or that the ranks of the axis do not
-    divide.
+    *After*: the states that directives select have a `layout`. *Fails* for an unrolled
+    axis, and for a dim that does not exist or that the ranks of a manual axis do not
+    divide. Along an auto axis the last parts have zeros behind the end of the whole.
   }];
 }
 
@@ -81,8 +81,10 @@ def PartitionPass : Piper_Pass<"piper-partition"> {
       them, rows. How many rows arrive is known at run time, and the type says how many
       can: those of all ranks, or what `capacity` allows.
     - Along an *auto* axis each value is whole, a part of one dim, or a term of a sum.
-      Terms are summed and parts are gathered where an op needs it; with a `sequence`
-      directive sums are left as parts of the sequence.
+      Terms are summed and parts are gathered where an op needs it, unless its rule names
+      another op that takes parts, such as that of a softmax; with a `sequence`
+      directive sums are left as parts of the sequence. Where ranks do not divide a dim
+      the last parts have padding, which is zero in states, and cleared before sums.
     - With a `sequence` directive along a *manual* axis ranks have parts of the inputs;
       attention gathers keys and values.
 
@@ -99,7 +101,10 @@ def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
     kernel; equal kernels are one. Where ranks exchange values within a chunk it is
     cut: `layer.0$F`, `layer.0$F1` and so on, with the exchange between their runs. Views are rebuilt where they are used, so that
     a chunk passes on what owns memory. Ops of pass P become one chunk per
-    connected piece. *Fails* if chunks wait for each other in a cycle.
+    connected piece. A backward chunk is `of` its forward chunk, and `dual` says what in
+    the two belongs together, as `primals` and `cotangents` on the ops say; of chunks
+    that are cut, the first backward piece is of the last forward piece, and so on, and
+    only what these two take and return is paired. *Fails* if chunks wait for each other in a cycle.
   }];
 }
 
@@ -193,7 +198,11 @@ def AssignKindsPass : Piper_Pass<"piper-assign-kinds"> {
   let summary = "Say what ranks along manual axes hold of each value";
   let description = [{
     *Before*: types without layouts. *After*: inputs vary along the data axes,
-    states are replicated, launches mix; losses and counts are relabelled partial.
+    states are replicated, launches mix; losses and counts are relabelled partial. A
+    backward chunk relabels the gradients that it returns to the duals of what they
+    are gradients of, and terms that it takes to varying. A value that is the gradient
+    of values of different kinds is the `dual` of none, and a tangent of no varying
+    value.
   }];
 }
 
@@ -205,7 +214,8 @@ def FormBucketsPass : Piper_Pass<"piper-form-buckets"> {
     `bucketed`, sums these. States share a bucket if the same chunks use them and
     dtype and facts agree, up to the size of a bucket. What ranks share out of a
     bucket, the types of its slots say; states of which ranks hold shards are
-    gathered for each run, contributions are reduced where each of them is.
+    gathered for each run, contributions are reduced where each of them is. In `dual`
+    a contribution is the gradient of the forward chunk's bucket.
   }];
 }
 
@@ -216,7 +226,7 @@ def SplitBackwardPass : Piper_Pass<"piper-split-backward"> {
     pass I or W in the schedule have halves: a chunk of pass I with what the next
     chunk waits for, and one of pass W with the gradients of states. Their kernels
     are slices of the whole kernel; views are rebuilt in both, an op with a `mask`
-    is called once in each. *Fails* if another op makes gradients of inputs and of
+    is called once in each. What is a `dual` in the whole is one in its half. *Fails* if another op makes gradients of inputs and of
     states in one call.
 
     Launches of B are cut alike, so that B, I and W share kernels.
@@ -255,8 +265,10 @@ def OrderCellsPass : Piper_Pass<"piper-order-cells"> {
   let summary = "Put the cluster in issue order";
   let description = [{
     *After*: phase `ordered`: each coordinate runs the cells of its row; sums of
-    gradients are accumulations. States are gathered some cells early, once for
-    cells in a row if they share it. An evaluation runs the forward cells. *Fails* if
+    gradients are accumulations. The pieces of two cells that may overlap, and of the
+    weight gradients right behind them, take turns, or are issued as a `do.overlap`
+    says. States are gathered some cells early, once for cells in a row if they share
+    it. An evaluation runs the forward cells. *Fails* if
     cells and runs do not match, or rows wait for each other: a shortest cycle is
     shown, each cell with the value that it waits for and where that would be made.
   }];

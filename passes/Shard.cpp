@@ -48,12 +48,17 @@ class ShardPass : public impl::ShardPassBase<ShardPass> {
     for (StateOp state : *states) {
       ArrayRef<int64_t> shape = state.getTensorType().getShape();
       int64_t dim = shard.getDim();
-      if (dim >= int64_t(shape.size()) || shape[dim] % axis.getSize() != 0) {
-        InFlightDiagnostic error = shard.emitOpError("expected a dim ")
-                                   << dim << " that " << axis.getSize()
-                                   << " ranks of axis '" << shard.getAxis()
-                                   << "' divide, got @" << state.getSymName()
-                                   << " of type " << state.getTensorType();
+      // Parts along an auto axis may have padding.
+      bool isDivided = axis.getRole() == AxisRole::Auto ||
+                       dim >= int64_t(shape.size()) ||
+                       shape[dim] % axis.getSize() == 0;
+      if (dim >= int64_t(shape.size()) || !isDivided) {
+        InFlightDiagnostic error = shard.emitOpError("expected a dim ") << dim;
+        if (!isDivided)
+          error << " that " << axis.getSize() << " ranks of axis '"
+                << shard.getAxis() << "' divide";
+        error << ", got @" << state.getSymName() << " of type "
+              << state.getTensorType();
         error.attachNote(state.getLoc()) << "the state is here";
         return failure();
       }

@@ -60,11 +60,10 @@ Value SharedValues::getWholeView(Value value, Operation *user, TagAttr tag) {
   Rule rule = *parseRule(view.getFacts().getRule());
   for (const Rule::Size &size : rule.sizes)
     if (size.name == rule.results.front()[dim])
-      if (int64_t old = size.get(copy.getArgs()).getInt(); old > 0)
-        copy.setArgsAttr(size.set(copy.getArgs(), old * axis.getSize()));
+      if (size.get(copy.getArgs()).getInt() > 0) // or -1
+        copy.setArgsAttr(size.set(copy.getArgs(), get(value).size));
   Value result = copy.getResult(0);
-  result.setType(
-      resize(value.getType(), dim, getSize(value, dim) * axis.getSize()));
+  result.setType(resize(value.getType(), dim, get(value).size));
   return result;
 }
 
@@ -78,10 +77,11 @@ Value SharedValues::reduce(Value value, Operation *user, TagAttr tag) {
 }
 
 Value SharedValues::gather(Value value, Operation *user, TagAttr tag) {
-  size_t dim = get(value).dim;
+  Held form = get(value);
+  size_t dim = form.dim;
   if (value.getDefiningOp<ReadOp>()) { // what is exchanged comes from a chunk
     value = copy(value, user, tag);
-    held[value] = {Held::Part, dim};
+    held[value] = form;
   }
   Type whole =
       resize(value.getType(), dim, getSize(value, dim) * axis.getSize());
@@ -90,7 +90,61 @@ Value SharedValues::gather(Value value, Operation *user, TagAttr tag) {
       builder.getArrayAttr(axis.getName()), StringAttr(),
       getLabel(tag, "gather"), IntegerAttr(), getStream(), ValueRange(), dim);
   op->setAttr("tag", tag);
-  return op.getResults().front();
+  return cut(op.getResults().front(), dim, form.size, user, tag);
+}
+
+/// A value without the padding that parts of a dim have behind the whole.
+Value SharedValues::cut(Value value, size_t dim, int64_t size, Operation *user,
+                        TagAttr tag) {
+  if (getSize(value, dim) == size)
+    return value;
+  Attribute args[] = {
+      ArgAttr::get(step.getContext(), 0), builder.getI64IntegerAttr(dim),
+      builder.getI64IntegerAttr(0), builder.getI64IntegerAttr(size)};
+  return call("aten.slice.Tensor", resize(value.getType(), dim, size), value,
+              args, builder.getDictionaryAttr({}), /*isView=*/true, user, tag)
+      .getResult(0);
+}
+
+TorchOp SharedValues::call(StringRef name, Type type, ValueRange inputs,
+                           ArrayRef<Attribute> args, DictionaryAttr kwargs,
+                           bool isView, Operation *user, TagAttr tag) {
+  auto facts =
+      FactsAttr::get(step.getContext(), isView ? Effect::View : Effect::Pure, 0,
+                     /*strided=*/isView, false, std::nullopt, StringAttr());
+  return TorchOp::create(builder, user->getLoc(), TypeRange(type), inputs,
+                         builder.getStringAttr(name),
+                         builder.getArrayAttr(args), kwargs, facts, UnitAttr(),
+                         tag);
+}
+
+Value SharedValues::getClean(Value value, Operation *user, TagAttr tag) {
+  Held form = get(value);
+  if (form.isClean || isDivided(form.size))
+    return value;
+  Value &known = cleaned[{value, tag}];
+  if (known)
+    return known;
+  builder.setInsertionPoint(user);
+  Attribute args[] = {ArgAttr::get(step.getContext(), 0),
+                      builder.getI64IntegerAttr(form.dim)};
+  auto kwargs = getPartArgs(/*index=*/1, form.size);
+  known =
+      call("piper.clear_padding.default", value.getType(),
+           ValueRange{value, readRankIndex(step, axis, symbols)}, args,
+           kwargs.getDictionary(step.getContext()), /*isView=*/false, user, tag)
+          .getResult(0);
+  form.isClean = true;
+  held[known] = form;
+  return known;
+}
+
+NamedAttrList SharedValues::getPartArgs(int64_t index, int64_t size) {
+  NamedAttrList args;
+  args.set("index", ArgAttr::get(step.getContext(), index));
+  args.set("parts", builder.getI64IntegerAttr(axis.getSize()));
+  args.set("size", builder.getI64IntegerAttr(size));
+  return args;
 }
 
 Value SharedValues::getPart(Value value, size_t dim, Operation *user,
@@ -99,21 +153,17 @@ Value SharedValues::getPart(Value value, size_t dim, Operation *user,
   if (known)
     return known;
   builder.setInsertionPoint(user);
-  Type type =
-      resize(value.getType(), dim, getSize(value, dim) / axis.getSize());
+  int64_t size = getSize(value, dim);
+  Type type = resize(value.getType(), dim, getPartSize(size));
   Attribute args[] = {ArgAttr::get(step.getContext(), 0),
                       ArgAttr::get(step.getContext(), 1),
                       builder.getI64IntegerAttr(dim),
                       builder.getI64IntegerAttr(axis.getSize())};
-  auto facts = FactsAttr::get(step.getContext(), Effect::Pure, 0, false, false,
-                              std::nullopt, StringAttr());
-  auto op = TorchOp::create(
-      builder, user->getLoc(), TypeRange(type),
-      ValueRange{value, readRankIndex(step, axis, symbols)},
-      builder.getStringAttr("piper.part.default"), builder.getArrayAttr(args),
-      builder.getDictionaryAttr({}), facts, UnitAttr(), tag);
-  known = op.getResult(0);
-  held[known] = {Held::Part, dim};
+  known = call("piper.part.default", type,
+               ValueRange{value, readRankIndex(step, axis, symbols)}, args,
+               builder.getDictionaryAttr({}), /*isView=*/false, user, tag)
+              .getResult(0);
+  held[known] = {Held::Part, dim, size, /*isClean=*/true};
   return known;
 }
 
@@ -139,7 +189,7 @@ Value SharedValues::getScattered(Value value, size_t dim, Operation *user,
         dim);
     op->setAttr("tag", tag);
     known = op.getResults().front();
-    held[known] = {Held::Part, dim};
+    held[known] = {Held::Part, dim, getSize(value, dim)};
   }
   return known;
 }

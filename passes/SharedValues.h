@@ -18,7 +18,9 @@ namespace piper {
 /// of a dim, or each a term of the sum.
 struct Held {
   enum Form { Whole, Part, Term } form = Whole;
-  size_t dim = 0; // of a part
+  size_t dim = 0;       // of a part
+  int64_t size = 0;     // of that dim of the whole
+  bool isClean = false; // there are zeros where a part has padding
 };
 
 /// The same type with another size of a dim.
@@ -41,6 +43,19 @@ public:
   }
   bool isPart(mlir::Value value) const { return get(value).form == Held::Part; }
   bool isTerm(mlir::Value value) const { return get(value).form == Held::Term; }
+
+  /// The size of a dim's part, of which the last ones may hold padding.
+  int64_t getPartSize(int64_t size) const {
+    return llvm::divideCeil(size, axis.getSize());
+  }
+  bool isDivided(int64_t size) const { return size % axis.getSize() == 0; }
+
+  /// A part with zeros where it has padding: the value itself if it has none.
+  mlir::Value getClean(mlir::Value value, mlir::Operation *user, TagAttr tag);
+
+  /// Where a call of an op that takes parts gets which part it is, and of how
+  /// many elements: `index`, and names of integers.
+  mlir::NamedAttrList getPartArgs(int64_t index, int64_t size);
 
   /// The whole of a value: parts are gathered, terms summed.
   mlir::Value getWhole(mlir::Value value, mlir::Operation *user, TagAttr tag);
@@ -66,6 +81,12 @@ private:
                            TagAttr tag);
   mlir::Value reduce(mlir::Value value, mlir::Operation *user, TagAttr tag);
   mlir::Value gather(mlir::Value value, mlir::Operation *user, TagAttr tag);
+  mlir::Value cut(mlir::Value value, size_t dim, int64_t size,
+                  mlir::Operation *user, TagAttr tag);
+  TorchOp call(llvm::StringRef name, mlir::Type type, mlir::ValueRange inputs,
+               llvm::ArrayRef<mlir::Attribute> args,
+               mlir::DictionaryAttr kwargs, bool isView, mlir::Operation *user,
+               TagAttr tag);
   mlir::StringAttr getLabel(TagAttr tag, mlir::StringRef what);
   mlir::FlatSymbolRefAttr getStream();
 
@@ -77,7 +98,7 @@ private:
   mlir::SymbolTable &symbols;
   mlir::OpBuilder builder;
   llvm::DenseMap<mlir::Value, Held> held; // whole if it is not in it
-  llvm::DenseMap<Key, mlir::Value> wholes, scattered;
+  llvm::DenseMap<Key, mlir::Value> wholes, scattered, cleaned;
   llvm::DenseMap<std::tuple<mlir::Value, size_t, mlir::Attribute>, mlir::Value>
       parts;
 };

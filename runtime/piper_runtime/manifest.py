@@ -25,7 +25,8 @@ STATE_KINDS = ("parameter", "buffer", "constant")
 class StateSpec:
     """One parameter, buffer or constant: its whole shape and every name the model has for it.
 
-    With a ``shard_axis``, ranks along that axis hold equal parts of its dim ``shard_dim``.
+    With a ``shard_axis``, ranks along that axis hold equal parts of its dim ``shard_dim``, of which
+    the last ones may have padding if the axis is auto.
     """
 
     name: str
@@ -332,15 +333,21 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_shard(state: StateSpec, mesh: Mesh) -> None:
-    """Check that ranks along the axis of a state can hold equal parts of its dim."""
+    """Check that ranks along the axis of a state can hold equal parts of its dim.
+
+    Along an auto axis they may hold padding: what they compute with it is left out.
+    """
     if state.shard_axis is None:
         return
     where = f"state {state.name!r}"
-    known = [axis.name for axis in mesh.axes if axis.role != "unrolled"]
+    known = {axis.name: axis.role for axis in mesh.axes if axis.role != "unrolled"}
     if state.shard_axis not in known:
-        raise ProgramError(f"{where} expected a shard axis of {known}, got {state.shard_axis!r}")
+        raise ProgramError(
+            f"{where} expected a shard axis of {[*known]}, got {state.shard_axis!r}"
+        )
     size, dim = mesh.size([state.shard_axis]), state.shard_dim
-    if not 0 <= dim < len(state.shape) or state.shape[dim] % size:
+    padded = known[state.shard_axis] == "auto"
+    if not 0 <= dim < len(state.shape) or (state.shape[dim] % size and not padded):
         raise ProgramError(
             f"{where} expected a dim {dim} divisible by {size}, the ranks along "
             f"{state.shard_axis!r}, got shape {state.shape}"
@@ -375,7 +382,8 @@ def _check_bucket(bucket: BucketSpec, states: Mapping[str, StateSpec], mesh: Mes
                 f"{where} expected members sharded along dim {bucket.varying_dim}, its varying "
                 f"dim, got {name!r} along dim {states[name].shard_dim}"
             )
-    numel = sum(states[name].numel for name in bucket.members) // mesh.size(bucket.varying_axes)
+    local = Local(0, mesh.size(bucket.varying_axes), bucket.varying_dim)
+    numel = sum(prod(local.shape(states[name].shape)) for name in bucket.members)
     if numel != bucket.numel:
         raise ProgramError(
             f"{where} expected numel {numel}, the sum of its members, got {bucket.numel}"

@@ -13,6 +13,10 @@ ranks along the axis hold different flat tensors:
 
     w: 4 x 2        ep 0: | 0 1 | 2 3 |    ep 1: | 4 5 | 6 7 |    a row per expert
     flat tensors    on each of them | w local: 4 elements | ... | padding |, cut as above
+
+Along an auto axis the ranks need not divide the dim: the last parts then have zeros behind it.
+
+    w: 3 x 2        tp 0: | 0 1 | 2 3 |    tp 1: | 4 5 | . . |    a row per word
 """
 
 from __future__ import annotations
@@ -49,21 +53,45 @@ class Local:
     dim: int = 0
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part of a tensor, whose dim can be divided."""
+        """Return the shape of the part of a tensor, with its padding."""
         if self.count == 1:
             return whole
-        return (*whole[: self.dim], whole[self.dim] // self.count, *whole[self.dim + 1 :])
+        return (*whole[: self.dim], self._size(whole), *whole[self.dim + 1 :])
 
     def offsets(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Return where the part starts in the whole tensor, along each dim."""
         first = [0] * len(whole)
         if self.count > 1:
-            first[self.dim] = self.index * (whole[self.dim] // self.count)
+            first[self.dim] = self.index * self._size(whole)
         return tuple(first)
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return the part of a whole tensor, a view; the tensor itself if it is all of it."""
-        return whole if self.count == 1 else whole.chunk(self.count, self.dim)[self.index]
+        """Return the part of a whole tensor; a view, if it has no padding."""
+        if self.count == 1:
+            return whole
+        own = self._own(whole)
+        missing = self._size(whole.shape) - own.shape[self.dim]
+        if not missing:
+            return own
+        shape = (*own.shape[: self.dim], missing, *own.shape[self.dim + 1 :])
+        return torch.cat([own, own.new_zeros(shape)], self.dim)
+
+    def put(self, part: Tensor, whole: Tensor) -> None:
+        """Copy the part, but its padding, to where it belongs in a whole tensor."""
+        if self.count == 1:
+            whole.copy_(part)
+            return
+        own = self._own(whole)
+        own.copy_(part.narrow(self.dim, 0, own.shape[self.dim]))
+
+    def _size(self, whole: Sequence[int]) -> int:
+        return -(-whole[self.dim] // self.count)
+
+    def _own(self, whole: Tensor) -> Tensor:
+        """Return the elements of a whole tensor that are in the part, a view."""
+        total, size = whole.shape[self.dim], self._size(whole.shape)
+        first, last = (min(total, index * size) for index in (self.index, self.index + 1))
+        return whole.narrow(self.dim, first, last - first)
 
 
 @dataclass(frozen=True, slots=True)

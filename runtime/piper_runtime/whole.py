@@ -69,7 +69,7 @@ def _whole_members(
             flat = parts[0].new_empty(sum(member.numel for member in members))
             whole = [*Packing(flat, [member.shape for member in members]).parts]
         for view, part in zip(whole, parts, strict=True):
-            local.of(view).copy_(part)
+            local.put(part, view)
     return whole
 
 

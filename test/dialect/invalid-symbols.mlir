@@ -191,6 +191,14 @@ piper.state @w parameter : tensor<4x8xf32> layout <ep = shard(1), tp = shard(1)>
 
 // -----
 
+// Along one auto axis parts may have padding, along a manual one they have not.
+piper.mesh @mesh [ep = 3 manual, tp = 3 auto]
+piper.state @v parameter : tensor<4x8xf32> layout <ep = replicated, tp = shard(1)>
+// expected-error @+1 {{expected dim 1 to be a multiple of the 3 ranks that shard it, got 8}}
+piper.state @w parameter : tensor<4x8xf32> layout <ep = shard(1), tp = replicated>
+
+// -----
+
 piper.mesh @mesh [dp = 2 manual]
 piper.state @w parameter : tensor<4xf32>
 // expected-error @+1 {{expected each member once, got @w twice}}

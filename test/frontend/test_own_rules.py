@@ -14,9 +14,13 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 LIBRARY = torch.library.Library("own_rules", "DEF")  # type: ignore[no-untyped-call]
+PAIRED = "Tensor x, int rows, int[] sizes"
+TOLD = "Tensor index, int parts, int size"
 for schema in (
     "affine(Tensor x, Tensor w, Tensor? b, float scale) -> Tensor",
-    "pair(Tensor x, int rows, int[] sizes) -> (Tensor, Tensor)",
+    f"pair({PAIRED}) -> (Tensor, Tensor)",
+    f"pair_part({PAIRED}, *, {TOLD}, Tensor stats) -> (Tensor, Tensor)",
+    f"pair_stats({PAIRED}, *, {TOLD}) -> Tensor",
     "stack(Tensor[] xs) -> Tensor",
     "fill(Tensor(a!) x) -> ()",
 ):
@@ -59,6 +63,45 @@ def test_all_that_a_rule_may_say() -> None:
     text = "a 1 -> a b, ; linear, 1 = a, 2.1 = b, sum a"
     piper.register_rule(PAIR, text)
     assert rule_of(call(PAIR, *zeros((6, 1)), results=(*zeros((6, 4), ()),))) == text
+
+
+def test_another_op_may_take_parts() -> None:
+    entry = "b by own_rules.pair_part.default after own_rules.pair_stats.default same 1"
+    text = f"a b -> a c, ; {entry}"
+    piper.register_rule(PAIR, text.replace(" by ", "  by ").replace(";", " ;"))
+    assert rule_of(call(PAIR, *zeros((6, 3)), results=(*zeros((6, 4), ()),))) == text
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "z by own_rules.pair_stats.default",
+            "ops of parts of dims, got z by own_rules.pair_stats",
+        ),
+        (
+            "b by own_rules.none.default",
+            "a registered op of parts, .* got 'own_rules.none.default'",
+        ),
+        ("b by own_rules.pair_stats", "got 'a b -> a c, ; b by own_rules.pair_stats'"),
+        (
+            "b by own_rules.pair.default",
+            "to take 3 arguments, as own_rules.pair.default, .* size, got 3 and nothing",
+        ),
+        (
+            "b by own_rules.pair_part.default",
+            "pair_part.default .* by keyword index, parts, size, got 3 and .* size, stats",
+        ),
+        (
+            "b by own_rules.pair_stats.default after own_rules.pair_stats.default",
+            "own_rules.pair_stats.default .* by keyword index, parts, size, stats, got 3 and index",
+        ),
+        ("b by own_rules.pair_stats.default same 2", "results from 0 to 1, got 'same 2'"),
+    ],
+)
+def test_ops_of_parts_that_are_none(entry: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"register_rule of own_rules.pair.default .*{message}"):
+        piper.register_rule(PAIR, f"a b -> a c, ; {entry}")
 
 
 def test_saying_the_same_again_is_no_error() -> None:

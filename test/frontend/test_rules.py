@@ -1,5 +1,5 @@
 """Rules of ops, for every row of the table: parts of operands give the same parts of results, or
-results that add up; and what is called linear is.
+results that add up; what is called linear is; and ops that take parts where others need the whole.
 """
 
 from __future__ import annotations
@@ -13,134 +13,14 @@ import pytest
 import torch
 from piper.frontend import rules
 from piper.frontend.rules import rule_of
-from torch import Tensor, fx
+from rule_parts import Args, check_parts, node_of, tensors
+from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 own = torch.ops.piper
 
 Size = Callable[[], int]
-Args = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule, read: names by tensor and dim, and what stands behind the semicolon."""
-
-    operands: list[list[str]]
-    results: list[list[str]]
-    sizes: dict[str, str]
-    sums: set[str]
-    linear: bool
-
-    @staticmethod
-    def parse(text: str) -> Rule:
-        dims, _, behind = text.partition("; ")
-        operands, results = ([t.split() for t in side.split(", ")] for side in dims.split("->"))
-        entries = behind.split(", ") if behind else []
-        sizes = dict(entry.split(" = ") for entry in entries if " = " in entry)
-        sums = {entry.removeprefix("sum ") for entry in entries if entry.startswith("sum ")}
-        assert len(sizes) + len(sums) + ("linear" in entries) == len(entries)
-        return Rule(operands, results, sizes, sums, "linear" in entries)
-
-    def shared(self) -> set[str]:
-        """The factors of which operands and results both have dims."""
-        sides = (self.operands, self.results)
-        left, right = ({name for names in side for name in names} for side in sides)
-        return (left & right) - {"1"}
-
-
-def node_of(op: OpOverload, args: Args, kwargs: dict[str, Any] | None = None) -> fx.Node:
-    """The op as a node of a graph, with its operands and results."""
-    graph = fx.Graph()
-
-    def placeholder(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        node = graph.placeholder("x")
-        node.meta["val"] = value
-        return node
-
-    node = graph.call_function(op, *pytree.tree_map(placeholder, (args, kwargs or {})))
-    node.meta["val"] = op(*args, **kwargs or {})
-    return node
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def read_rule(op: OpOverload, args: Args) -> Rule:
-    """The rule of an op: it has as many names as there are dims."""
-    text = rule_of(node_of(op, args))
-    assert text is not None, op
-    rule = Rule.parse(text)
-    whole = tensors(op(*args))
-    for names, value in [
-        *zip(rule.operands, tensors(args), strict=True),
-        *zip(rule.results, whole, strict=True),
-    ]:
-        assert len(names) == value.dim()
-        sizes = zip(names, value.shape, strict=True)
-        assert all(size == 1 for name, size in sizes if name == "1")
-    return rule
-
-
-def check_parts(op: OpOverload, args: Args, *, tied: str = "") -> set[str]:
-    """Compare parts with the whole, for each factor but the `tied` ones; return those factors."""
-    rule, whole = read_rule(op, args), tensors(op(*args))
-    free = (rule.shared() | rule.sums) - set(tied.split())
-    for name in free:
-        parts = [tensors(op(*cut_args(rule, args, name, part))) for part in (0, 1)]
-        for index, (value, names) in enumerate(zip(whole, rule.results, strict=True)):
-            found = [part[index] for part in parts]
-            if name in names:
-                wanted = [cut(value, names, name, part) for part in (0, 1)]
-                torch.testing.assert_close(found, wanted, equal_nan=True)
-            elif name in rule.sums:
-                torch.testing.assert_close(found[0] + found[1], value)
-            else:
-                torch.testing.assert_close(found, [value, value])
-    if rule.linear:
-        check_linear(op, args)
-    return free
-
-
-def check_linear(op: OpOverload, args: Args) -> None:
-    """Operands that add up give results that do."""
-    leaves, spec = pytree.tree_flatten(args)
-    some = [leaf * torch.rand_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    pairs = zip(leaves, some, strict=True)
-    rest = [leaf - part if isinstance(leaf, Tensor) else leaf for leaf, part in pairs]
-    first, second = (tensors(op(*pytree.tree_unflatten(part, spec))) for part in (some, rest))
-    for total, *parts in zip(tensors(op(*args)), first, second, strict=True):
-        torch.testing.assert_close(parts[0] + parts[1], total)
-
-
-def cut_args(rule: Rule, args: Args, name: str, part: int) -> Args:
-    """The arguments of an op on one half of a factor."""
-    names = iter(rule.operands)
-
-    def size(place: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [size(f"{place}.{item}", entry) for item, entry in enumerate(value)]
-        return value // 2 if rule.sizes.get(place) == name else value
-
-    parts = [size(str(place), value) for place, value in enumerate(args)]
-
-    def cut_one(value: Any) -> Any:
-        return cut(value, next(names), name, part) if isinstance(value, Tensor) else value
-
-    return tuple(pytree.tree_map(cut_one, parts))
-
-
-def cut(value: Tensor, names: list[str], name: str, part: int) -> Tensor:
-    """One half of each dim of a name; contiguous, as arguments of kernels are."""
-    for dim, other in enumerate(names):
-        if other == name:
-            value = value.chunk(2, dim)[part]
-    return value.contiguous()
 
 
 def values(*shape: int) -> Tensor:
@@ -220,6 +100,18 @@ def labelled(rows: int) -> tuple[Tensor, Tensor]:
 def unlabelled(rows: int) -> Args:
     scores, labels = labelled(rows)
     return values(), scores, labels, None, 2, -100, values()
+
+
+def pixels(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    labels = indices(rows, columns, 3)
+    labels[0, 0] = -100
+    return values(rows, 5, columns, 3), labels
+
+
+def weighed(rows: int, reduction: int) -> Args:
+    """Each row by itself, or the sum, with a weight for each class."""
+    scores, labels = labelled(rows)
+    return scores, labels, values(5) if reduction else None, reduction, -100
 
 
 def looked_up(rows: int, columns: int, width: int, scaled: bool = False) -> Args:
@@ -335,8 +227,17 @@ ROWS = [
     Row(aten.full_like.default, lambda s: (values(s(), s()), 3.0), "a b"),
     Row(aten.new_zeros.default, lambda s: (values(s()), [s(), 3]), ""),
     Row(aten.new_empty.default, lambda s: (values(s()), [s(), 0]), ""),
-    Row(aten.nll_loss_forward.default, lambda s: (*labelled(s()), None, 2, -100), "n"),
-    Row(aten.nll_loss_backward.default, lambda s: unlabelled(s()), "n"),
+    Row(aten.nll_loss_forward.default, lambda s: (*labelled(s()), None, 2, -100), "a"),
+    Row(aten.nll_loss_forward.default, lambda s: weighed(s(), 2), "a"),
+    Row(aten.nll_loss_forward.default, lambda s: weighed(s(), 0), "", tied="a"),
+    Row(aten.nll_loss_forward.default, lambda s: (values(5), indices(), None, 2, -100), ""),
+    Row(aten.nll_loss_backward.default, lambda s: unlabelled(s()), "a"),
+    Row(aten.nll_loss2d_forward.default, lambda s: (*pixels(s(), s()), None, 2, -100), "a b e"),
+    Row(
+        aten.nll_loss2d_backward.default,
+        lambda s: (values(), *pixels(s(), s()), None, 2, -100, values()),
+        "a b e",
+    ),
     Row(aten.embedding.default, lambda s: (values(5, s()), indices(s(), s())), "a b w"),
     Row(aten.embedding_dense_backward.default, lambda s: looked_up(s(), s(), s()), "a b w"),
     Row(aten.embedding_dense_backward.default, lambda s: looked_up(s(), s(), s(), True), "w"),
@@ -459,9 +360,6 @@ def test_all_pointwise_ops_work_on_parts() -> None:
     [
         (aten.view.default, (values(4, 0), [0])),
         (aten.gather.default, (values(5, 6), 0, indices(4, 2))),
-        (aten.nll_loss_forward.default, (*labelled(4), None, 1, -100)),
-        (aten.nll_loss_forward.default, (*labelled(4), values(5), 2, -100)),
-        (aten.nll_loss_forward.default, (values(5), indices(), None, 2, -100)),
         (aten.bernoulli.default, (values(4, 6),)),
         (aten.cat.default, ([values(4, 6), values(0)],)),
         (aten.equal.default, (values(4, 6), values(4, 6))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from piper_runtime.ops.partition import attention_part, part, positions
+from piper_runtime.ops.partition import attention_part, clear_padding, part, positions
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -23,6 +23,29 @@ def test_parts_are_chunks(dim: int, parts: int) -> None:
         found = part(x, index_of(number), dim, parts)
         assert torch.equal(found, expected)
         assert found.is_contiguous() or parts == 1
+
+
+@pytest.mark.parametrize("size", [1, 5, 6])
+def test_the_last_parts_have_zeros_behind_the_whole(size: int) -> None:
+    x = torch.rand(3, size)
+    found = [part(x, index_of(number), 1, 4) for number in range(4)]
+    assert {tuple(one.shape) for one in found} == {(3, -(-size // 4))}
+    joined = torch.cat(found, 1)
+    assert torch.equal(joined[:, :size], x)
+    assert not joined[:, size:].any()
+
+
+@pytest.mark.parametrize("size", [1, 5, 6, 8])
+def test_padding_is_cleared(size: int) -> None:
+    """What is no part of the whole, whatever is there; the part itself stays as it is."""
+    width = -(-size // 4)
+    for number in range(4):
+        x = torch.full((3, width, 2), torch.nan)
+        own = max(0, min(width, size - number * width))
+        x[:, :own] = 1.0
+        found = clear_padding(x, 1, index=index_of(number), parts=4, size=size)
+        assert torch.equal(found, x.nan_to_num(0.0))
+        assert found.data_ptr() != x.data_ptr()
 
 
 def test_a_part_is_no_view() -> None:

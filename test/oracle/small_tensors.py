@@ -32,12 +32,19 @@ By = Literal["whole", "vocabulary", "width"]
 
 @dataclass(frozen=True)
 class Config:
-    """What varies: heads of keys and values, the kind of norm, whether embedding is the head."""
+    """What varies: heads of keys and values, the kind of norm, whether embedding is the head, and
+    sizes that ranks may not divide.
+    """
 
     kv_heads: int = 2
     rms: bool = False
     tied: bool = False
     layers: int = 2
+    vocabulary: int = VOCABULARY
+    hidden: int = HIDDEN
+
+
+PLAIN = Config()
 
 
 class Attention(nn.Module):
@@ -66,7 +73,8 @@ class Layer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = norm(config), norm(config)
         self.attention = Attention(config.kv_heads)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.up = nn.Linear(WIDTH, config.hidden)
+        self.down = nn.Linear(config.hidden, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -80,7 +88,7 @@ class Head(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm = norm(config)
-        self.out = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.out = nn.Linear(WIDTH, config.vocabulary, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.out(self.norm(x))
@@ -92,7 +100,7 @@ class Model(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.embed = nn.Embedding(config.vocabulary, WIDTH)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.head = Head(config)
         if config.tied:
@@ -174,7 +182,8 @@ class Tensors(Sharded):
         return self.strategy(tags, factory, clip=CLIP, stages=self.stages, more=more)
 
 
-def batches(case: Tensors, *, steps: int = 3) -> list[Batch]:
+def batches(case: Tensors, *, steps: int = 3, config: Config = PLAIN) -> list[Batch]:
     """Those of `small_gpt`, of four tokens: two or four ranks divide them. They are views."""
     given = small_gpt.batches(case, steps=steps)
-    return [{name: value[:, :4] for name, value in batch.items()} for batch in given]
+    last = config.vocabulary - 1
+    return [{name: value[:, :4].clamp(max=last) for name, value in one.items()} for one in given]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ MATRIX = [
 QUICK = [
     MATRIX[16 * (zero % 2) + 4 * zero + shift] for zero in range(4) for shift in (zero, zero - 1)
 ]
-PLAIN = Config()
+PLAIN = small_tensors.PLAIN
 LAYERS = PLAIN.layers
 SAVED = Tensors("1F1B", 2, 2, 4, remat=piper.remat(policy="save"))
 BF16_BOUND = 2.0**-5  # four times the distance from 1 to the next number
@@ -42,13 +43,14 @@ def marked(ordinary: bool) -> Any:
 
 
 def compile_case(case: Tensors, config: Config = PLAIN) -> Program:
-    (batch,) = small_tensors.batches(case, steps=1)
+    (batch,) = small_tensors.batches(case, steps=1, config=config)
     return small_tensors.captures(config).compile(case.plan(), batch)
 
 
 def check(case: Tensors, config: Config = PLAIN) -> list[Step]:
     """Three steps each of SGD with momentum and of AdamW, clipped, equal plain PyTorch."""
-    model, batches = small_tensors.captures(config).model, small_tensors.batches(case)
+    model = small_tensors.captures(config).model
+    batches = small_tensors.batches(case, config=config)
     program = compile_case(case, config)
     for factory in (sgd, adamw):
         expected = plain_steps(model, token_loss, batches, factory, clip=CLIP)
@@ -142,6 +144,33 @@ def test_sums_are_made_again(schedule: str, zero: int) -> None:
     )
     evaluation = 2 * LAYERS
     assert [count - evaluation for count in counted] == [LAYERS * (2 + 1 + 2), LAYERS * (2 + 2)]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "B B.reduce B1 B.reduce B2 F F.reduce F1 F.reduce F2",
+        "B F B.reduce F.reduce B1 F1 B.reduce F.reduce B2 F2",
+        "F F.reduce I I.reduce F1 W F.reduce I1 I.reduce W1 F2 I2 W2",
+    ],
+    ids=["one-by-one", "in-turns", "halves"],
+)
+def test_templates_name_every_sum(template: str) -> None:
+    """A layer finishes several sums in each pass: a name stands once for each of them."""
+    case = Tensors("DualPipeV", 2, 2, 4, zero=1)
+    plan, more = case.plan(), piper.overlap("layer", template)
+    strategy = piper.Strategy(mesh=plan.mesh, directives=[*plan.directives, more])
+    captures, batches = small_tensors.captures(PLAIN), small_tensors.batches(case)
+    program = captures.compile(strategy, batches[0])
+    expected = plain_steps(captures.model, token_loss, batches, sgd, clip=CLIP)
+    check_steps(piper_steps(program, captures.model, batches), expected)
+    assert issued(program.texts["program_pp1.py"]).count(template) == 3
+
+
+def issued(text: str) -> str:
+    """The pieces of layers in the order in which a program issues them: F, F.reduce, ..."""
+    made = re.findall(r"r\.run\(layer_\d_([FBIW]\d?),|r\.all_reduce\(layer_\d_([FBIW])\d+_m", text)
+    return " ".join(run or f"{of}.reduce" for run, of in made)
 
 
 @dataclass(frozen=True)

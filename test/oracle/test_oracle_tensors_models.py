@@ -34,10 +34,10 @@ DIRECTIVES: dict[str, list[Shard]] = {
     "gpt2": [piper.shard(f"transformer.h.*.{name}", axis="tp", dim=dim) for name, dim in GPT2],
 }
 LAYERS = 2
-# Of logits, which a step and an evaluation gather.
-GATHERS = {"llama": 2, "gpt2": 0}
-# Of a layer forward, backward and in an evaluation; and behind the head.
-SUMS = {"llama": LAYERS * (2 + 2 + 2) + 1, "gpt2": LAYERS * (1 + 1 + 1)}
+# Of a number for each row of logits, forward, backward and in an evaluation.
+GATHERS = {"llama": 3, "gpt2": 0}
+# Of a layer forward, backward and in an evaluation; behind the head, and of two losses.
+SUMS = {"llama": LAYERS * (2 + 2 + 2) + 1 + 2, "gpt2": LAYERS * (1 + 1 + 1)}
 CASES = [Tensors("1F1B", 2, 2, 2), Tensors("DualPipeV", 2, 1, 4, zero=1)]
 
 
@@ -50,7 +50,7 @@ def plan(name: str, case: Tensors, shards: list[Shard]) -> piper.Strategy:
 @pytest.mark.parametrize("name", DIRECTIVES)
 def test_training_equals_plain_pytorch(name: str, case: Tensors) -> None:
     """Two steps, as near to plain PyTorch as that is to itself in microbatches; nothing but sums
-    is exchanged.
+    is exchanged, and what a softmax needs of parts of the logits.
     """
     program = check(name, case, DIRECTIVES[name])
     counts = count_ops(program, "chunks")

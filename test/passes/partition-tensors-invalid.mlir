@@ -104,3 +104,22 @@ piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !w) {
   %y = torch "aten.mm.default"(%x, %w) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"a.0" F> : (!w, !w) -> !w
   output "y" %y : !w
 }
+
+// -----
+
+// Padding of joined dims would lie between what they hold.
+!w = tensor<8x6xf32>
+!x = tensor<6x8xf32>
+piper.mesh @mesh [tp = 4 auto]
+piper.state @w parameter : !w
+piper.strategy @strategy mesh = @mesh {
+  // expected-note @+1 {{states are shared out here}}
+  piper.do.shard <state = "w"> axis = "tp" dim = 1
+}
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %w = read @w : !w
+  %y = torch "aten.mm.default"(%x, %w) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"a.0" F> : (!x, !w) -> tensor<6x6xf32>
+  // expected-error @+1 {{aten.view.default computes with what ranks along axis 'tp' hold parts of, but dim 1 of its operand of type 'tensor<6x6xf32>' is not divided by 4}}
+  %0 = torch "aten.view.default"(%y, [6, 3, 2]) facts <view, rule = "a b -> a b c; linear, 1.0 = a, 1.1 = b"> tag <"a.0" F> : (tensor<6x6xf32>) -> tensor<6x3x2xf32>
+  output "y" %0 : tensor<6x3x2xf32>
+}

@@ -36,6 +36,13 @@ def test_boxes_of_a_part_are_boxes_of_the_whole() -> None:
     assert [x for part in parts for x in part.flatten().tolist()] == [3, 4, 5, 8, 9, 10, 11]
 
 
+def test_boxes_behind_the_end_are_clipped() -> None:
+    """The second of two parts of five rows has one of padding."""
+    found = [box.moved((3, 0)).clipped((5, 2)) for box in boxes((3, 2), 1, 6)]
+    assert found == [Box((3, 1), (1, 1)), Box((4, 0), (1, 2))]
+    assert Box((6, 0), (3, 2)).clipped((5, 2)).numel == 0
+
+
 def test_the_picture() -> None:
     expected = [Box((1, 1), (1, 3)), Box((2, 0), (2, 4)), Box((4, 0), (1, 2))]
     assert [*boxes((5, 4), 5, 18)] == expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from piper_runtime.manifest import BucketSpec
 from piper_runtime.mesh import Axis, Comm, Mesh
 from piper_runtime.program import flatten
-from piper_runtime.sharding import Piece, Shard, pad
+from piper_runtime.sharding import Local, Piece, Shard, pad
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=5)
 
@@ -60,6 +60,24 @@ def test_a_rank_may_hold_padding_only() -> None:
     shard = Shard(3, 3, 4)
     assert (shard.part, shard.padded, shard.filled) == (1, 4, 0)
     assert list(shard.pieces([(3,)])) == []
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 1))
+def test_local_parts_have_zeros_behind_the_whole(size: int, count: int, dim: int) -> None:
+    """They are equally large, and put together they are the whole."""
+    whole = torch.arange(1, 2 * size + 1).view(size, 2).transpose(0, dim)
+    locals_ = [Local(index, count, dim) for index in range(count)]
+    parts = [local.of(whole) for local in locals_]
+    again = torch.zeros_like(whole)
+    for local, part in zip(locals_, parts, strict=True):
+        assert tuple(part.shape) == local.shape(tuple(whole.shape))
+        local.put(part, again)
+    assert torch.equal(again, whole)
+    joined = torch.cat(parts, dim)
+    assert torch.equal(joined.narrow(dim, 0, size), whole)
+    assert not joined.narrow(dim, size, joined.shape[dim] - size).any()
+    starts = [local.offsets(tuple(whole.shape))[dim] for local in locals_]
+    assert starts == [index * parts[0].shape[dim] for index in range(count)]
 
 
 # In a mesh.

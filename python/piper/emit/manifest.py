@@ -13,6 +13,7 @@ from piper.emit.layouts import axes_of_kind, kinds_in
 from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
+from piper_runtime.sharding import Local
 
 __all__ = ["emit_bucket", "emit_manifest", "emit_state"]
 
@@ -154,25 +155,22 @@ def emit_bucket(bucket: ir.Operation, symbols: Symbols) -> dict[str, Any]:
             )
     varying = axes_of_kind(types["value"], "varying")
     ranks = prod(size for axis, size, _ in symbols.axes if axis in varying)
+    dim = _shard_of(states[0])["shard_dim"] if varying else 0
+    local = Local(0, ranks, dim)
     return {
         "name": name_of(bucket),
         "members": list(members),
         "holders": list(ir.DenseI64ArrayAttr(states[0].attributes["holders"])),
         "dtype": dtypes["value"],
-        "numel": sum(prod(emit_state(state)["shape"]) for state in states) // ranks,
+        "numel": sum(prod(local.shape(tuple(emit_state(state)["shape"]))) for state in states),
         "grad_dtype": dtypes.get("grad"),
         "shard_axes": sharded["value"],
         "compute_dtype": dtypes.get("compute"),
         "compute_sharded": bool(sharded.get("compute")),
         "grad_sharded": bool(sharded.get("grad")),
-        **({"varying_axes": varying, **_varying_dim(states[0])} if varying else {}),
+        **({"varying_axes": varying} if varying else {}),
+        **({"varying_dim": dim} if dim else {}),
     }
-
-
-def _varying_dim(member: ir.Operation) -> dict[str, int]:
-    """Return the dim along which members, which agree in it, are shared out, unless it is 0."""
-    dim = _shard_of(member)["shard_dim"]
-    return {"varying_dim": dim} if dim else {}
 
 
 def _slots(bucket: ir.Operation) -> list[str]:

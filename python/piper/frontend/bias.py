@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from piper.frontend.cotangents import PRIMALS
 from piper.frontend.data import Capture
 
 __all__ = ["separate_biases"]
@@ -25,7 +26,7 @@ def separate_biases(captured: Capture) -> Capture:
         bias, left, right = node.args
         with graph.inserting_before(node):
             product = graph.call_function(aten.mm.default, (left, right))
-        product.meta = dict(node.meta)
+        product.meta = {key: value for key, value in node.meta.items() if key != PRIMALS}
         view = _view_of(node, bias)
         if view is None:
             node.target, node.args = aten.add.Tensor, (product, bias)
@@ -50,5 +51,6 @@ def _add_behind(view: fx.Node, product: fx.Node, bias: fx.Node) -> None:
     with graph.inserting_after(view):
         total = graph.call_function(aten.add.Tensor, (view, bias))
     total.meta = dict(view.meta)
+    view.meta = {key: value for key, value in view.meta.items() if key != PRIMALS}
     view.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
     view.args = (product, *view.args[1:])

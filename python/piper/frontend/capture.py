@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from piper.frontend.annotations import match_modules
 from piper.frontend.checkpoints import find_recomputed
 from piper.frontend.copies import fold_copies
+from piper.frontend.cotangents import find_cotangents
 from piper.frontend.coupling import refuse_coupling
 from piper.frontend.data import Capture, Contribution, LossSpec
 from piper.frontend.example import Example, slice_example
@@ -111,12 +112,14 @@ def _finish(
         tags.update(added)
     _set_output(clean, count, [part.node for part in contributions])
     sweep(graph)
+    cotangents = find_cotangents(graph, tags)
     for node in graph.nodes:
         if node.op == "call_function":
             site = sites.get(node) or sites[node.all_input_nodes[0]]
             again = node in recomputed and tags[node].pass_ == "F"
             node.meta = {"val": node.meta["val"], "tag": tags[node], "site": site}
             node.meta |= {"recompute": True} if again else {}
+        node.meta |= cotangents.get(node, {})
     graph.lint()
     return Capture(
         name=name,

@@ -135,8 +135,10 @@ class Capture:
     contributions)``, each a tuple in the order of ``losses`` (absent counts left out) and
     ``gradients``. Every op node has ``meta["val"]`` (fake result), ``meta["tag"]`` (Tag) and
     ``meta["site"]`` (OpSite); an op that the model asks to compute again in the backward pass has a
-    true ``meta["recompute"]``. Every input has a placeholder; a state has one only if it is read.
-    ``chunks`` is in forward order; ``unused`` names the parameters and buffers that nothing reads.
+    true ``meta["recompute"]``. Values that chunks pass on have a number in ``meta["primals"]``,
+    which ``meta["cotangents"]`` of backward nodes and tangents name. Every input has a
+    placeholder; a state has one only if it is read. ``chunks`` is in forward order; ``unused``
+    names the parameters and buffers that nothing reads.
     """
 
     name: str

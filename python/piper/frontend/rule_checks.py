@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
@@ -15,11 +16,16 @@ from piper.frontend.sites import node_site
 
 __all__ = ["canonical", "check_call", "find_problems"]
 
+TOLD: Final = ("index", "parts", "size")
 _NAME: Final = r"[A-Za-z0-9]+"
 _DIMS: Final = rf"\s*(?:{_NAME}(?:\s+{_NAME})*)?\s*"
 _SIDE: Final = rf"{_DIMS}(?:,{_DIMS})*"
 _SIZE: Final = rf"(\d+)(?:\.\d+)?\s*=\s*({_NAME})"
-_ENTRY: Final = rf"\s*(?:linear|sum\s+{_NAME}|{_SIZE})\s*"
+_OP: Final = r"\w+\.\w+\.\w+"
+_PART: Final = (
+    rf"({_NAME}(?:\s+{_NAME})*)\s+by\s+({_OP})(?:\s+after\s+({_OP}))?(?:\s+same\s+(\d+))?"
+)
+_ENTRY: Final = rf"\s*(?:linear|sum\s+{_NAME}|{_SIZE}|{_PART})\s*"
 _TEXT: Final = re.compile(rf"{_SIDE}->{_SIDE}(?:;{_ENTRY}(?:,{_ENTRY})*)?")
 
 
@@ -40,8 +46,8 @@ def find_problems(op: OpOverload, rule: str) -> Iterator[str]:
     """Yield what was expected and what is there instead."""
     if not _TEXT.fullmatch(rule):
         yield (
-            "dims of operands, '->', dims of results and perhaps ';' with sums, sizes and "
-            f"'linear', such as 'm k, k n -> m n; sum k', got {rule!r}"
+            "dims of operands, '->', dims of results and perhaps ';' with sums, sizes, 'linear' "
+            f"and ops of parts, such as 'm k, k n -> m n; sum k', got {rule!r}"
         )
         return
     parsed = Rule.parse(canonical(rule))
@@ -57,7 +63,41 @@ def find_problems(op: OpOverload, rule: str) -> Iterator[str]:
             yield f"sizes of dims, got {position} = {name} in {rule!r}"
         if int(position) >= len(op._schema.arguments):
             yield f"arguments from 0 to {len(op._schema.arguments) - 1}, got {position} = {name}"
+    for entry in re.finditer(_PART, rule.partition(";")[2]):
+        yield from _part_problems(op, left | right, rule, entry)
     yield from _count_problems(op, parsed)
+
+
+def _part_problems(
+    op: OpOverload, factors: set[str], rule: str, entry: re.Match[str]
+) -> Iterator[str]:
+    """Yield what is wrong with the ops that take parts, and are told which these are."""
+    names, part, stats, same = entry.groups()
+    for name in names.split():
+        if name not in factors:
+            yield f"ops of parts of dims, got {name} by {part} in {rule!r}"
+    if same is not None and int(same) >= len(op._schema.returns):
+        yield f"results from 0 to {len(op._schema.returns) - 1}, got 'same {same}'"
+    wanted = [*TOLD, "stats"] if stats else [*TOLD]
+    for name, keywords in ((part, wanted), *([(stats, [*TOLD])] if stats else [])):
+        found = _overload(name)
+        if found is None:
+            yield f"a registered op of parts, such as 'mine.part.default', got {name!r}"
+            continue
+        given = [one.name for one in found._schema.arguments if one.kwarg_only]
+        plain = [one.name for one in found._schema.arguments if not one.kwarg_only]
+        if given != keywords or len(plain) != len(op._schema.arguments):
+            yield (
+                f"{name} to take {len(op._schema.arguments)} arguments, as {op}, and by keyword "
+                f"{', '.join(keywords)}, got {len(plain)} and {', '.join(given) or 'nothing'}"
+            )
+
+
+def _overload(name: str) -> OpOverload | None:
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
 
 
 def _factors(tensors: Sequence[Sequence[str]]) -> set[str]:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "Rule",
     "argument",
+    "by_part",
     "fresh_names",
     "operands",
     "results",
@@ -81,6 +82,21 @@ def rule_text(inputs: Sequence[Names], outputs: Sequence[Names], more: Iterable[
     sides = (", ".join(" ".join(names) for names in side) for side in (inputs, outputs))
     text, behind = " -> ".join(sides), ", ".join(more)
     return f"{text}; {behind}" if behind else text
+
+
+def by_part(
+    node: fx.Node, names: Iterable[str], op: str, *, after: str = "", same: int | None = None
+) -> list[str]:
+    """Say which op of Piper's takes parts of a factor, whose dims have these ``names``.
+
+    It gets which part it is by keyword, so that nothing is said of a call with keywords.
+    """
+    if node.kwargs:
+        return []
+    words = [*names, "by", f"piper.{op}.default"]
+    words += ["after", f"piper.{after}.default"] if after else []
+    words += [] if same is None else ["same", str(same)]
+    return [" ".join(words)]
 
 
 @dataclass(frozen=True, slots=True)

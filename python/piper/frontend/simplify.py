@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from piper.frontend.causal import fold_causal_masks
+from piper.frontend.cotangents import join_notes
 from piper.frontend.data import Capture, tag_of
 from piper.frontend.joint import sweep
 from piper.frontend.op_facts import effects
@@ -48,6 +49,7 @@ def simplify(captured: Capture) -> Capture:
         same = _same_value(node)
         if same is not None:
             copies[node] = copies[same]
+            join_notes(copies[same], node)
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
         kept = _sum_of_kept_dims(node)

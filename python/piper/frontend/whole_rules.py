@@ -1,15 +1,17 @@
 """Rules of ops that need one dim whole, or look rows up by number.
 
-softmax(a, 1)               "a b -> a c"
+softmax(a, 1)               "a b -> a c; b c by piper.softmax_part after piper.log_sum_exp_part"
 topk(a, 2, 1)               "a b -> a c, a d"
 gather(a, 1, index)         "a b, a c -> a d"
-embedding(table, index)     "v w, a b -> a b w"
-nll_loss(logp, labels)      "n c, n -> , ; sum n"     summed
+embedding(table, index)     "v w, a b -> a b w; v by piper.embedding_part"
+nll_loss(logp, labels)      "a c, a -> , ; sum a, c by piper.nll_loss_part same 1"     summed
+
+Names of ops are followed by ".default".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -19,6 +21,7 @@ from torch._ops import OpOverload
 
 from piper.frontend.rule_text import (
     argument,
+    by_part,
     fresh_names,
     results,
     rule_text,
@@ -32,6 +35,15 @@ __all__ = ["WHOLE_RULES"]
 aten = torch.ops.aten
 
 _SUM: Final = 2  # `reduction` of a loss
+# By the op: that of parts, and the one that makes an element of each before.
+_OF_PARTS: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
+    {
+        aten._softmax.default: ("softmax_part", "log_sum_exp_part"),
+        aten._log_softmax.default: ("log_softmax_part", "log_sum_exp_part"),
+        aten._softmax_backward_data.default: ("softmax_backward_part", "softmax_backward_sum_part"),
+        aten._log_softmax_backward_data.default: ("log_softmax_backward_part", "sum_part"),
+    }
+)
 
 
 def _within(node: fx.Node) -> str | None:
@@ -49,8 +61,12 @@ def _within(node: fx.Node) -> str | None:
             own_names[dim] = next(fresh)
         return own_names
 
-    linear = ["linear"] * (node.target is aten.slice_scatter.default)
-    return rule_text([whole() for _ in sides], [whole() for _ in outputs], linear)
+    inputs, made = [whole() for _ in sides], [whole() for _ in outputs]
+    more = ["linear"] * (node.target is aten.slice_scatter.default)
+    if node.target in _OF_PARTS and names:
+        op, stats = _OF_PARTS[node.target]
+        more += by_part(node, (side[dim] for side in (*inputs, *made)), op, after=stats)
+    return rule_text(inputs, made, more)
 
 
 def _without(shape: torch.Size, dim: int) -> list[int]:
@@ -59,16 +75,22 @@ def _without(shape: torch.Size, dim: int) -> list[int]:
 
 
 def _embedded(node: fx.Node) -> str:
-    """Look rows up in a whole table."""
-    index = take(fresh_names(), len(shapes(node)[1]))
-    return rule_text([["v", "w"], index], [[*index, "w"]])
+    """Look rows up in a whole table, or in a part of it by another op."""
+    index = take(_other_names("v", "w"), len(shapes(node)[1]))
+    parts = by_part(node, "v", "embedding_part")
+    return rule_text([["v", "w"], index], [[*index, "w"]], parts)
+
+
+def _other_names(*names: str) -> Iterator[str]:
+    return (name for name in fresh_names() if name not in names)
 
 
 def _embedding_gradient(node: fx.Node) -> str:
     """Sum over everything that looked a row up, unless rows are scaled by how often that was."""
-    index = take(fresh_names(), len(shapes(node)[1]))
+    index = take(_other_names("v", "w"), len(shapes(node)[1]))
     sums = [] if argument(node, "scale_grad_by_freq") else [f"sum {name}" for name in index]
-    return rule_text([[*index, "w"], index], [["v", "w"]], sums)
+    parts = ["2 = v", *by_part(node, "v", "embedding_backward_part")]
+    return rule_text([[*index, "w"], index], [["v", "w"]], [*sums, *parts])
 
 
 def _normalized(node: fx.Node) -> str:
@@ -99,17 +121,24 @@ def _made(node: fx.Node) -> str:
     return rule_text([like], [names], sizes_in(node, 1, names))
 
 
-def _summed_loss(node: fx.Node) -> str | None:
-    """Sum over rows, of which each has its label; classes are whole."""
-    logits = argument(node, "self").meta["val"]
-    plain = argument(node, "weight") is None and logits.dim() == 2
-    if not plain or argument(node, "reduction") != _SUM:
-        return None
-    if node.target is aten.nll_loss_backward.default:
-        return ", n c, n,  -> n d"
-    return "n c, n -> , ; sum n"
+def _label_loss(node: fx.Node) -> str:
+    """Losses of rows, of which each has its label, or their sum; classes are whole, or parts."""
+    weighted, reduction = argument(node, "weight") is not None, argument(node, "reduction")
+    fresh = _other_names("c", "d", "k")
+    rows = take(fresh, argument(node, "target").meta["val"].dim())
+    logits = [*rows[:1], "c", *rows[1:]]
+    losses = [] if reduction else rows
+    labelled = [logits, rows, *([["k"]] if weighted else [])]
+    splits = bool(rows) and not weighted and reduction == _SUM
+    if node.target in _LOSS_GRADIENTS:
+        parts = by_part(node, "cd", "nll_loss_backward_part") if splits else []
+        return rule_text([losses, *labelled, []], [[*rows[:1], "d", *rows[1:]]], parts)
+    sums = [f"sum {row}" for row in rows if reduction == _SUM]
+    parts = by_part(node, "c", "nll_loss_part", same=1) if splits else []
+    return rule_text(labelled, [losses, []], [*sums, *parts])
 
 
+_LOSS_GRADIENTS: Final = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 WHOLE_RULES: Final[Mapping[OpOverload, Callable[[fx.Node], str | None]]] = MappingProxyType(
     {
         aten._softmax.default: _within,
@@ -130,7 +159,9 @@ WHOLE_RULES: Final[Mapping[OpOverload, Callable[[fx.Node], str | None]]] = Mappi
         aten.native_layer_norm_backward.default: _normalized,
         aten.new_empty.default: _made,
         aten.new_zeros.default: _made,
-        aten.nll_loss_forward.default: _summed_loss,
-        aten.nll_loss_backward.default: _summed_loss,
+        aten.nll_loss_forward.default: _label_loss,
+        aten.nll_loss_backward.default: _label_loss,
+        aten.nll_loss2d_forward.default: _label_loss,
+        aten.nll_loss2d_backward.default: _label_loss,
     }
 )

@@ -26,6 +26,9 @@ class Shard(Directive):
     is planned for `capacity` times the rows that a rank sends, which is what it gets if all experts
     are used alike, and more rows are an error that ends the step.
 
+    Along an auto axis (tensor parallelism) ranks compute with parts of any weights. They need not
+    divide the dim: the last parts then have padding, which is seen by no one.
+
     Raises:
         ValueError: an empty pattern, a negative dim, or a capacity below 1.
     """

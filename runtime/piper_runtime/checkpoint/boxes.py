@@ -36,6 +36,12 @@ class Box:
         offsets = (one + more for one, more in zip(self.offsets, by, strict=True))
         return Box(tuple(offsets), self.sizes)
 
+    def clipped(self, shape: tuple[int, ...]) -> Box:
+        """Return what of the box is in a tensor of this shape; perhaps nothing."""
+        ends = zip(self.offsets, self.sizes, shape, strict=True)
+        sizes = (max(0, min(size, end - offset)) for offset, size, end in ends)
+        return Box(self.offsets, tuple(sizes))
+
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     """Yield the boxes of elements ``start`` to ``stop``, in row-major order and one behind another.

@@ -29,9 +29,9 @@ class Kept:
     device: torch.device
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Return one of a parameter of this shape, to be filled."""
+        """Return one of a parameter of this shape, to be filled but for padding, which is zero."""
         size = () if self.scalar else shape
-        return torch.empty(size, dtype=self.dtype, device=self.device)
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
 
 
 def kept_by(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, dict[str, Kept]]:

@@ -77,12 +77,15 @@ class Run:
         return Run(key, tuple(value.shape), 0, value.reshape(-1))
 
     def boxes(self) -> Iterator[tuple[Box, Tensor]]:
-        """Yield boxes of the whole entry, and their values, of the box's sizes."""
+        """Yield boxes of the whole entry, and their values, of the box's sizes; no padding."""
         place, by = 0, self.local.offsets(self.shape)
         stop = self.start + self.values.numel()
         for box in boxes(self.local.shape(self.shape), self.start, stop):
-            yield box.moved(by), self.values[place : place + box.numel].view(box.sizes)
+            values = self.values[place : place + box.numel].view(box.sizes)
             place += box.numel
+            own = box.moved(by).clipped(self.shape)
+            if own.numel:
+                yield own, values[tuple(slice(size) for size in own.sizes)]
 
 
 def places(bucket: Bucket) -> Iterator[tuple[int, Piece, int]]:

@@ -12,14 +12,21 @@ from piper_runtime.ops.attention_blocks import head_last
 from piper_runtime.ops.attention_op import attention, attention_backward
 from piper_runtime.ops.define import op
 
-__all__ = ["attention_part", "attention_part_backward", "part", "positions"]
+__all__ = [
+    "attention_part",
+    "attention_part_backward",
+    "clear_padding",
+    "fill_padding",
+    "part",
+    "positions",
+]
 
 _count: Any = flop_counter
 
 
 def _fake_part(x: Tensor, index: Tensor, dim: int, parts: int) -> Tensor:
     shape = list(x.shape)
-    shape[dim] //= parts
+    shape[dim] = -(-shape[dim] // parts)
     return x.new_empty(shape)
 
 
@@ -27,10 +34,46 @@ def _fake_part(x: Tensor, index: Tensor, dim: int, parts: int) -> Tensor:
 def part(x: Tensor, index: Tensor, dim: int, parts: int) -> Tensor:
     """Return one of ``parts`` equal parts of ``dim``, that of number ``index``, ``[1]`` of int64.
 
-    The device reads the index: the host does not wait for it.
+    Where they do not divide it, the last parts have zeros at their end. The device reads the index:
+    the host does not wait for it.
     """
-    pieces = torch.unflatten(x, dim, (parts, x.shape[dim] // parts))
+    size = x.shape[dim]
+    missing = -size % parts
+    if missing:
+        shape = list(x.shape)
+        shape[dim] = missing
+        x = torch.cat([x, x.new_zeros(shape)], dim)
+    pieces = torch.unflatten(x, dim, (parts, (size + missing) // parts))
     return pieces.index_select(dim, index).squeeze(dim)
+
+
+def fill_padding(
+    x: Tensor, value: float, dim: int, *, index: Tensor, parts: int, size: int
+) -> Tensor:
+    """Return a part of ``size`` elements along ``dim`` with a value for those that are none.
+
+    It is ``x`` itself if the parts have no padding.
+    """
+    width = x.shape[dim]
+    if width * parts == size:
+        return x
+    shape = [1] * x.dim()
+    shape[dim] = width
+    numbers = index * width + torch.arange(width, device=x.device)
+    return x.masked_fill((numbers >= size).view(shape), value)
+
+
+def _fake_clear(x: Tensor, dim: int, *, index: Tensor, parts: int, size: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@op(fake=_fake_clear)
+def clear_padding(x: Tensor, dim: int, *, index: Tensor, parts: int, size: int) -> Tensor:
+    """Return a part with zeros for its padding."""
+    filled = fill_padding(x, 0.0, dim, index=index, parts=parts, size=size)
+    return (
+        filled.clone(memory_format=torch.contiguous_format) if filled is x else filled.contiguous()
+    )
 
 
 def positions(index: Tensor, length: int, parts: int) -> Tensor:
