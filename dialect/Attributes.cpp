@@ -356,7 +356,8 @@ bool SelectAttr::matchesChunk(StringRef name) const {
 /// Parses what follows `key =` into one of the options of a replication.
 static ParseResult parseOption(AsmParser &parser, StringRef key, Type &dtype,
                                StringAttr &reduce, ArrayAttr &shard,
-                               StringAttr &gather, int64_t &prefetch) {
+                               StringAttr &gather, int64_t &prefetch,
+                               int64_t &limit) {
   SMLoc loc = parser.getCurrentLocation();
   if (parser.parseEqual())
     return failure();
@@ -370,15 +371,18 @@ static ParseResult parseOption(AsmParser &parser, StringRef key, Type &dtype,
     return parser.parseAttribute(gather);
   if (key == "prefetch")
     return parser.parseInteger(prefetch);
-  return parser.emitError(loc, "expected dtype, reduce, shard, gather or "
-                               "prefetch, got ")
+  if (key == "limit")
+    return parser.parseInteger(limit);
+  return parser.emitError(loc,
+                          "expected dtype, reduce, shard, gather, prefetch "
+                          "or limit, got ")
          << key;
 }
 
 Attribute ReplicationAttr::parse(AsmParser &parser, Type) {
   Builder builder(parser.getContext());
   ArrayAttr axes, shard;
-  int64_t zero = 0, bucket = 0, prefetch = 1;
+  int64_t zero = 0, bucket = 0, prefetch = 1, limit = 0;
   Type dtype;
   StringAttr reduce = builder.getStringAttr("last");
   StringAttr gather = builder.getStringAttr("each");
@@ -391,7 +395,7 @@ Attribute ReplicationAttr::parse(AsmParser &parser, Type) {
   while (succeeded(parser.parseOptionalComma())) {
     StringRef key;
     if (parser.parseKeyword(&key) ||
-        parseOption(parser, key, dtype, reduce, shard, gather, prefetch))
+        parseOption(parser, key, dtype, reduce, shard, gather, prefetch, limit))
       return {};
   }
   if (parser.parseGreater())
@@ -399,7 +403,7 @@ Attribute ReplicationAttr::parse(AsmParser &parser, Type) {
   if (!shard)
     shard = zero > 0 ? axes : builder.getArrayAttr({});
   return ReplicationAttr::get(parser.getContext(), axes, zero, bucket, dtype,
-                              reduce, shard, gather, prefetch);
+                              reduce, shard, gather, prefetch, limit);
 }
 
 void ReplicationAttr::print(AsmPrinter &printer) const {
@@ -415,6 +419,8 @@ void ReplicationAttr::print(AsmPrinter &printer) const {
     printer << ", gather = " << getGather();
   if (getPrefetch() != 1)
     printer << ", prefetch = " << getPrefetch();
+  if (getLimit() > 0)
+    printer << ", limit = " << getLimit();
   printer << '>';
 }
 

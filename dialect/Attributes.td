@@ -182,18 +182,24 @@ def Piper_ReplicationAttr : Piper_Attr<"Replication", "replication"> {
     and the dtype in which gradients are accumulated and reduced (absent: the
     state's own); then what differs from the default: when gradients are reduced
     (`last`), on which of the axes states are sharded (all of them, from ZeRO-1
-    on), how long a gathered value is kept (`each` use) and how many cells before
-    its use it is gathered (1).
+    on), how long a gathered value is kept (`each` use), how many runs before its use
+    it is gathered (1), and up to how many bytes that are whole at a coordinate
+    (0: no limit).
 
-    Example: `#piper.replication<["rep", "dp"], zero = 3, bucket = 25000000, dtype = f32, reduce = "each", shard = ["dp"], gather = "group", prefetch = 2>`
+    Example: `#piper.replication<["rep", "dp"], zero = 3, bucket = 25000000, dtype = f32, reduce = "each", shard = ["dp"], gather = "group", prefetch = 2, limit = 64000000>`
   }];
   let parameters = (ins "::mlir::ArrayAttr":$axes, "int64_t":$zero,
                         "int64_t":$bucket, OptionalParameter<"::mlir::Type">:$dtype,
                         "::mlir::StringAttr":$reduce, "::mlir::ArrayAttr":$shard,
-                        "::mlir::StringAttr":$gather, "int64_t":$prefetch);
+                        "::mlir::StringAttr":$gather, "int64_t":$prefetch,
+                        "int64_t":$limit);
   let extraClassDeclaration = [{
     /// Whether every contribution is reduced by itself.
     bool reducesEach() const { return getReduce() == "each"; }
+    /// Whether states are whole only while something uses them.
+    bool gathersInStep() const {
+      return getZero() == 3 || (getZero() > 0 && getGather() == "step");
+    }
   }];
   let hasCustomAssemblyFormat = 1;
 }

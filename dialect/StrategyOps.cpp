@@ -67,11 +67,13 @@ static LogicalResult verifySharding(DoReplicateOp op) {
     if (!llvm::is_contained(op.getAxes(), axis))
       return op.emitOpError("expected to shard on one of axes ")
              << op.getAxes() << ", got " << axis;
-  if ((op.getGather() || op.getPrefetch()) && op.getZero() != 3)
-    return op.emitOpError("expected gather and prefetch beside zero = 3, which "
-                          "gathers for each use, got zero = ")
-           << op.getZero();
   StringRef gather = op.getGather().value_or("each");
+  bool gathers = op.getZero() == 3 || (op.getZero() > 0 && gather == "step");
+  if ((op.getGather() || op.getPrefetch() || op.getLimit()) && !gathers)
+    return op.emitOpError(
+               "expected gather, prefetch and limit beside zero = 3, "
+               "or 1 or 2 with gather = \"step\", got zero = ")
+           << op.getZero();
   if (gather != "each" && gather != "group" && gather != "step")
     return op.emitOpError("expected gather to be \"each\", \"group\" or "
                           "\"step\", got ")

@@ -106,23 +106,26 @@ def Piper_DoReplicateOp : Piper_DirectiveOp<"replicate"> {
     from 2 on, with `reduce = "each"`, the gradients too, from 3 on the states.
     `shard` are the axes along which they do (absent: all of them; fewer is
     HSDP). `gather` says how long the states of stage 3 are kept whole: for
-    `"each"` use, for a `"group"` of uses in a row, or for the `"step"`;
-    `prefetch` is how many cells before their use they are gathered.
+    `"each"` use, for a `"group"` of uses in a row, or for the `"step"`, which
+    stages 1 and 2 may do, too, instead of gathering what is updated;
+    `prefetch` is how many runs before their use they are gathered, `limit` how
+    many bytes of them may be whole for that.
 
     ```mlir
     piper.do.replicate <all> axes = ["dp"] zero = 0 bucket = 25000000 reduce = "last" dtype = f32
-    piper.do.replicate <all> axes = ["rep", "dp"] zero = 3 bucket = 25000000 reduce = "each" shard = ["dp"] gather = "group" prefetch = 1
+    piper.do.replicate <all> axes = ["rep", "dp"] zero = 3 bucket = 25000000 reduce = "each" shard = ["dp"] gather = "group" prefetch = 1 limit = 64000000
     ```
   }];
   let arguments = (ins Piper_SelectAttr:$select, StrArrayAttr:$axes, Piper_Index:$zero,
                        Piper_Index:$bucket, StrAttr:$reduce,
                        OptionalAttr<TypeAttr>:$dtype,
                        OptionalAttr<StrArrayAttr>:$shard, OptionalAttr<StrAttr>:$gather,
-                       OptionalAttr<Piper_Index>:$prefetch);
+                       OptionalAttr<Piper_Index>:$prefetch,
+                       OptionalAttr<Piper_Index>:$limit);
   let assemblyFormat = [{
     $select `axes` `=` $axes `zero` `=` $zero `bucket` `=` $bucket `reduce` `=` $reduce
     (`dtype` `=` $dtype^)? (`shard` `=` $shard^)? (`gather` `=` $gather^)?
-    (`prefetch` `=` $prefetch^)? attr-dict
+    (`prefetch` `=` $prefetch^)? (`limit` `=` $limit^)? attr-dict
   }];
   let hasVerifier = 1;
 }

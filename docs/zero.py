@@ -20,6 +20,7 @@ POLICIES = (
     {"zero": 0, "reduce": "each"},
     {"zero": 1},
     {"zero": 1, "reduce": "each"},
+    {"zero": 1, "gather": "step"},
     {"zero": 2, "reduce": "last"},
     {"zero": 2},
     {"zero": 3, "reduce": "last", "gather": "step"},

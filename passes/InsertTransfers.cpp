@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "passes/ChunkBuilder.h"
 #include "passes/Coordinates.h"
 #include "passes/Facts.h"
 #include "passes/Passes.h"
@@ -55,21 +56,27 @@ private:
     if (there)
       return there;
     Operation *maker = value.getDefiningOp();
-    auto run = dyn_cast<RunOp>(maker);
+    RunOp run = findRun(value);
     builder.setInsertionPointAfter(maker);
-    there = TransferOp::create(builder, withDirective(sourceOf(maker), place),
-                               value.getType(), value, getCoordinate(value), to,
-                               run ? run.getMb().value_or(0) : 0,
-                               getLabel(cast<OpResult>(value)), stream);
+    there = TransferOp::create(
+        builder, withDirective(sourceOf(maker), place), value.getType(), value,
+        getCoordinate(value), to, run ? run.getMb().value_or(0) : 0,
+        builder.getStringAttr(getLabel(cast<OpResult>(value))), stream);
     return there;
   }
 
-  /// What a value is: `layer.0$F#1` is result 1 of that chunk.
-  StringAttr getLabel(OpResult value) {
+  /// What a value is: `layer.0$F#1` is result 1 of that chunk, and
+  /// `layer.0$F#1.all_gather#0` the whole that ranks gather of it.
+  std::string getLabel(OpResult value) {
     Operation *maker = value.getOwner();
-    auto run = dyn_cast<RunOp>(maker);
-    StringRef name = run ? run.getChunk() : maker->getName().stripDialect();
-    return builder.getStringAttr(name + "#" + Twine(value.getResultNumber()));
+    std::string name;
+    if (auto run = dyn_cast<RunOp>(maker))
+      name = run.getChunk();
+    else if (isExchange(maker))
+      name = getLabel(cast<OpResult>(maker->getOperand(0))) + ".";
+    if (!isa<RunOp>(maker))
+      name += maker->getName().stripDialect();
+    return name + "#" + std::to_string(value.getResultNumber());
   }
 
   ClusterOp cluster;

@@ -10,9 +10,9 @@
 //   - counts and tangents come first, then inputs and masks right before their
 //     first use;
 //   - transfers, and reductions of gradients, right after what they move;
-//   - states are gathered some cells before their use, and what ranks reduced
-//   of
-//     a contribution is added a cell later, so that compute waits for neither;
+//   - states are gathered some runs before their use (see Gathers), and what
+//     ranks reduced of a contribution is added a cell later, so that compute
+//     waits for neither;
 //   - losses, the norm and updates at the end.
 // Two cells that may overlap are issued together if ranks exchange values
 // within them: see Overlap. One block holds both ends of every message, so its
@@ -22,12 +22,11 @@
 #include "passes/ChunkBuilder.h"
 #include "passes/Coordinates.h"
 #include "passes/Cycles.h"
+#include "passes/Gathers.h"
 #include "passes/Overlap.h"
 #include "passes/Passes.h"
-#include "passes/Sharding.h"
 
-#include "mlir/IR/Builders.h"
-#include "llvm/ADT/DenseSet.h"
+#include <deque>
 
 using namespace mlir;
 
@@ -42,13 +41,12 @@ class Orderer {
 public:
   Orderer(ClusterOp cluster, SymbolTable &symbols)
       : cluster(cluster), symbols(symbols), graph(cluster.getBlock()),
-        table(cluster, symbols, graph, order),
+        table(cluster, symbols, graph, order), gathers(symbols, graph, order),
         overlap(cluster->getParentOfType<ModuleOp>()) {}
 
   LogicalResult run() {
-    if (failed(collectOps()) || failed(table.readRows()))
+    if (failed(collectOps()) || failed(table.readRows()) || failed(planTurns()))
       return failure();
-    shareGathers();
     order.sequence.reserve(graph.size());
     for (size_t op = 0; op < graph.size(); ++op)
       if (isa<TangentOp>(graph.ops[op]))
@@ -72,8 +70,7 @@ private:
       missing.push_back(graph.makers(number).size());
       pushed.push_back(isPushed(op));
       order.contributes.push_back(isContribution(op));
-      if (ReadOp read = getGathered(op))
-        gathers[number] = getGather(read.getSymbolAttr());
+      gathers.add(number);
       if (failed(table.add(number)))
         return failure();
     }
@@ -111,6 +108,9 @@ private:
   }
 
   void emitWithMakers(unsigned op) {
+    auto found = order.shared.find(op);
+    if (found != order.shared.end() && !emitted[found->second])
+      emitWithMakers(found->second);
     for (unsigned maker : graph.makers(op))
       if (!emitted[maker])
         emitWithMakers(maker);
@@ -142,46 +142,26 @@ private:
     });
   }
 
-  /// Whether all cells of a pair can be issued, the first of which can.
-  bool isPairReady(ArrayRef<unsigned> row, size_t at, size_t count) {
-    return isReady(row[at + 1]) &&
-           (count < 3 || isReadyWith(row[at + 2], row[at + 1]));
-  }
+  /// What a coordinate issues in one go: a cell, or cells that overlap.
+  struct Turn {
+    SmallVector<unsigned, 3> cells;
+    ArrayRef<unsigned> ops; // runs and exchanges
+  };
 
-  LogicalResult emitCells() {
-    SmallVector<size_t> next(table.rows.size());
-    size_t left = 0;
-    for (auto &row : table.rows)
-      left += row.size();
-    bool apart = false; // whether the cells of a pair need not be ready at once
-    while (left > 0) {
-      size_t before = left;
-      for (auto [row, at] : llvm::zip(table.rows, next)) {
-        if (at == row.size() || !isReady(row[at]))
-          continue;
-        size_t count = overlaps(row, at) ? table.countPaired(row, at) : 1;
-        if (count > 1 && !isPairReady(row, at, count)) {
-          if (!apart)
-            continue;
-          count = 1;
-        }
-        apart = false;
-        if (failed(count > 1 ? emitPair(row, at, count) : emitCell(row, at)))
+  LogicalResult planTurns() {
+    for (auto &row : table.rows) {
+      auto &turns = rows.emplace_back();
+      Gathers::Ops ops;
+      for (size_t at = 0; at < row.size(); at += turns.back().cells.size()) {
+        turns.push_back({{row[at]}, table.runs[row[at]]});
+        if (overlaps(row, at) &&
+            failed(pair(turns.back(),
+                        ArrayRef(row).slice(at, table.countPaired(row, at)))))
           return failure();
-        at += count;
-        left -= count;
+        llvm::append_range(ops, turns.back().ops);
       }
-      if (left == before && std::exchange(apart, true))
-        return reportDeadlock(next);
+      gathers.addRow(ops);
     }
-    return success();
-  }
-
-  LogicalResult emitCell(ArrayRef<unsigned> row, size_t at) {
-    if (!gathers.empty())
-      emitGathers(row, at);
-    for (unsigned run : table.runs[row[at]])
-      emitWithMakers(run);
     return success();
   }
 
@@ -197,104 +177,78 @@ private:
            (exchanges(row[at]) || exchanges(row[at + 1]));
   }
 
-  /// Issues cells that overlap: F, then B or I, and W of the same microbatch.
-  LogicalResult emitPair(ArrayRef<unsigned> row, size_t at, size_t count) {
-    if (!gathers.empty())
-      for (size_t cell = at; cell < at + count; ++cell)
-        emitGathers(row, cell);
+  /// Makes a turn of cells that overlap: F, then B or I, and W of the same
+  /// microbatch.
+  LogicalResult pair(Turn &turn, ArrayRef<unsigned> cells) {
     llvm::DenseMap<Operation *, unsigned> byOp;
-    auto getOps = [&](unsigned cell) {
-      Overlap::Ops ops;
+    SmallVector<Overlap::Ops> passes(3);
+    for (auto [pass, cell] : llvm::zip(passes, cells))
       for (unsigned op : table.runs[cell]) {
-        ops.push_back(graph.ops[op]);
+        pass.push_back(graph.ops[op]);
         byOp[graph.ops[op]] = op;
       }
-      return ops;
-    };
     FailureOr<Overlap::Ops> merged =
-        overlap.merge(getOps(row[at]), getOps(row[at + 1]),
-                      count > 2 ? getOps(row[at + 2]) : Overlap::Ops());
+        overlap.merge(passes[0], passes[1], passes[2]);
     if (failed(merged))
       return failure();
+    auto &ops = pairs.emplace_back();
     for (Operation *op : *merged)
-      emitWithMakers(byOp[op]);
+      ops.push_back(byOp[op]);
+    turn = {llvm::to_vector<3>(cells), ops};
     return success();
   }
 
-  //===--------------------------------------------------------------------===//
-  // Gathered states
-  //===--------------------------------------------------------------------===//
-
-  /// The states that an op gathers from their shards, or null.
-  static ReadOp getGathered(Operation *op) {
-    auto gather = dyn_cast<AllGatherOp>(op);
-    return gather ? gather.getInputs().front().getDefiningOp<ReadOp>()
-                  : ReadOp();
-  }
-
-  /// A gather of the states of a bucket.
-  struct Gather {
-    Attribute bucket;
-    bool isShared;   // by uses in a row
-    size_t prefetch; // cells
-  };
-
-  Gather getGather(FlatSymbolRefAttr name) {
-    auto bucket = symbols.lookup<BucketOp>(name.getValue());
-    ReplicationAttr replication = getReplication(bucket, symbols);
-    farthest = std::max(farthest, size_t(replication.getPrefetch()));
-    return {name, replication.getGather() == "group",
-            size_t(replication.getPrefetch())};
-  }
-
-  /// Calls back with what the runs of a cell gather.
-  void forGathers(unsigned cell,
-                  llvm::function_ref<void(unsigned, const Gather &)> callback) {
-    for (unsigned run : table.runs[cell])
-      for (unsigned maker : graph.makers(run))
-        if (auto found = gathers.find(maker); found != gathers.end())
-          callback(maker, found->second);
-  }
-
-  /// Lets cells of one row that come one after the other and use the same
-  /// bucket use one gather, that of the first.
-  void shareGathers() {
-    if (gathers.empty())
-      return;
-    for (auto &row : table.rows) {
-      llvm::DenseMap<Attribute, std::pair<size_t, unsigned>> last;
-      for (auto [number, cell] : llvm::enumerate(row))
-        forGathers(cell, [&](unsigned op, const Gather &gather) {
-          if (!gather.isShared)
-            return;
-          auto found = last.find(gather.bucket);
-          bool follows =
-              found != last.end() && found->second.first + 1 >= number;
-          unsigned first = follows ? found->second.second : op;
-          if (first != op)
-            order.shared[op] = first;
-          last[gather.bucket] = {number, first};
-        });
+  LogicalResult emitCells() {
+    SmallVector<size_t> next(rows.size()); // turns
+    SmallVector<size_t> done(rows.size()); // cells
+    size_t left = 0;
+    for (auto &row : table.rows)
+      left += row.size();
+    bool apart = false; // whether the cells of a turn need not be ready at once
+    while (left > 0) {
+      size_t before = left;
+      for (auto [turns, at, cells] : llvm::zip(rows, next, done)) {
+        if (at == turns.size() || !isReady(turns[at].cells.front()))
+          continue;
+        if (!isWholeReady(turns[at])) {
+          if (!apart)
+            continue;
+          split(turns, at);
+        }
+        apart = false;
+        for (unsigned op : turns[at].ops)
+          emitNext(op);
+        cells += turns[at].cells.size();
+        left -= turns[at].cells.size();
+        ++at;
+      }
+      if (left == before && std::exchange(apart, true))
+        return reportDeadlock(done);
     }
+    return success();
   }
 
-  /// Issues what a cell needs gathered, and then what the cells behind it do
-  /// that want it this early. A bucket that is in use is not gathered again
-  /// before, so that it is whole only once.
-  void emitGathers(ArrayRef<unsigned> row, size_t at) {
-    llvm::SmallDenseSet<Attribute, 4> inUse;
-    for (size_t ahead = 0; at + ahead < row.size() && ahead <= farthest;
-         ++ahead) {
-      SmallVector<Attribute> buckets;
-      forGathers(row[at + ahead], [&](unsigned op, const Gather &gather) {
-        buckets.push_back(gather.bucket);
-        bool again =
-            inUse.contains(gather.bucket) && !order.shared.contains(op);
-        if (ahead <= gather.prefetch && !again && !emitted[op])
-          emitWithMakers(op);
-      });
-      inUse.insert_range(buckets);
-    }
+  /// Whether all cells of a turn can be issued, the first of which can.
+  bool isWholeReady(const Turn &turn) {
+    ArrayRef<unsigned> cells = turn.cells;
+    return cells.size() == 1 ||
+           (isReady(cells[1]) &&
+            (cells.size() == 2 || isReadyWith(cells[2], cells[1])));
+  }
+
+  /// Makes a turn of each cell of one.
+  void split(std::vector<Turn> &turns, size_t at) {
+    SmallVector<Turn> single;
+    for (unsigned cell : turns[at].cells)
+      single.push_back({{cell}, table.runs[cell]});
+    turns.erase(turns.begin() + at);
+    turns.insert(turns.begin() + at, single.begin(), single.end());
+  }
+
+  void emitNext(unsigned op) {
+    for (unsigned gather : gathers.getNext(op))
+      emitWithMakers(gather);
+    emitWithMakers(op);
   }
 
   //===--------------------------------------------------------------------===//
@@ -379,11 +333,12 @@ private:
   OpGraph graph;
   IssueOrder order;
   CellTable table;
+  Gathers gathers;
   Overlap overlap;
-  std::vector<unsigned> missing;            // makers not emitted, by op
-  std::vector<bool> pushed, emitted;        // by op
-  llvm::DenseMap<unsigned, Gather> gathers; // by op
-  size_t farthest = 0;                      // cells of prefetch
+  std::vector<std::vector<Turn>> rows; // of the schedule
+  std::deque<SmallVector<unsigned>> pairs;
+  std::vector<unsigned> missing;     // makers not emitted, by op
+  std::vector<bool> pushed, emitted; // by op
 };
 
 class OrderCellsPass : public impl::OrderCellsPassBase<OrderCellsPass> {

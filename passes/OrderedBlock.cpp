@@ -45,10 +45,10 @@ public:
       for (unsigned user : graph.users(op))
         if (order.contributes[user])
           contribute(builder, op, user);
-      if (order.cellOf[op] != IssueOrder::noCell)
+      if (order.cellOf[op] != IssueOrder::noCell && isa<RunOp>(graph.ops[op]))
         settle(builder, [&](const Pending &entry) {
           return entry.coordinate == order.homes[order.cellOf[op]] &&
-                 entry.cell != order.cellOf[op];
+                 entry.run != op;
         });
     }
     settle(builder, [](const Pending &) { return true; });
@@ -89,7 +89,7 @@ private:
   struct Pending {
     unsigned op, sum;
     int64_t coordinate;
-    unsigned cell; // that it is a contribution of
+    unsigned run; // that it is a contribution of
   };
 
   /// Adds what a run contributes at once, and what ranks reduce of it later.
@@ -99,8 +99,7 @@ private:
     unsigned run = op;
     while (order.cellOf[run] == IssueOrder::noCell)
       run = graph.makers(run).front();
-    pending.push_back(
-        {op, sum, order.homes[order.cellOf[run]], order.cellOf[run]});
+    pending.push_back({op, sum, order.homes[order.cellOf[run]], run});
   }
 
   /// Adds the pending contributions that a predicate holds for.

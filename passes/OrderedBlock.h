@@ -32,7 +32,7 @@ bool isContribution(mlir::Operation *op);
 /// Makes the ops of a cluster anew in issue order, so that whoever walks the
 /// block later walks through memory. A sum of contributions to a gradient
 /// becomes an accumulation behind each of them; what ranks reduce of one is
-/// added a cell later, so that compute does not wait for it.
+/// added a run later, so that compute does not wait for it.
 void buildOrderedBlock(ClusterOp cluster, const OpGraph &graph,
                        const IssueOrder &order);
 

@@ -80,7 +80,8 @@ class ReplicatePass : public impl::ReplicatePassBase<ReplicatePass> {
         replicate.getContext(), replicate.getAxesAttr(), zero,
         replicate.getBucket(), replicate.getDtype().value_or(Type()),
         replicate.getReduceAttr(), builder.getArrayAttr(shard),
-        builder.getStringAttr(gather), replicate.getPrefetch().value_or(1));
+        builder.getStringAttr(gather), replicate.getPrefetch().value_or(1),
+        replicate.getLimit().value_or(0));
   }
 
   static Kind getKind(StateOp state, Attribute axis) {

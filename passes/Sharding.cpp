@@ -54,9 +54,10 @@ SlotTypes getSlotTypes(ReplicationAttr replication, MeshOp mesh,
     return RankedTensorType::get(layout == shard ? part : part * shards,
                                  element, layout);
   };
-  bool isDerived = zero == 1 || zero == 2 || dtypes.master != dtypes.state;
+  bool isGathered = replication && replication.gathersInStep();
+  bool isDerived = (zero > 0 && !isGathered) || dtypes.master != dtypes.state;
   return {type(shard, dtypes.master),
-          isDerived ? type(zero == 3 ? shard : whole, dtypes.state)
+          isDerived ? type(isGathered ? shard : whole, dtypes.state)
                     : RankedTensorType(),
           type(!each      ? partial
                : zero > 1 ? shard

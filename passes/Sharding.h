@@ -26,8 +26,8 @@ struct SlotDtypes {
 };
 
 /// The slots of a bucket of `elements`. The replication of its states may be
-/// null: then every rank holds it whole. With a master dtype of their own,
-/// states are a slot `compute` in any case, sharded at stage 3.
+/// null: then every rank holds it whole. States that are gathered in each step
+/// have no slot `compute` but for a master dtype of their own; it is a shard.
 ///
 ///   zero  value   compute  grad, reduced once  grad, each contribution
 ///   0     whole   -        partial             whole

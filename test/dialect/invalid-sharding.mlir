@@ -27,8 +27,8 @@ piper.strategy @strategy mesh = @mesh {
 
 piper.mesh @mesh [dp = 2 manual]
 piper.strategy @strategy mesh = @mesh {
-  // expected-error @+1 {{expected gather and prefetch beside zero = 3, which gathers for each use, got zero = 2}}
-  piper.do.replicate <all> axes = ["dp"] zero = 2 bucket = 1 reduce = "last" gather = "step"
+  // expected-error @+1 {{expected gather, prefetch and limit beside zero = 3, or 1 or 2 with gather = "step", got zero = 2}}
+  piper.do.replicate <all> axes = ["dp"] zero = 2 bucket = 1 reduce = "last" gather = "group"
 }
 
 // -----
@@ -42,7 +42,7 @@ piper.strategy @strategy mesh = @mesh {
 // -----
 
 piper.mesh @mesh [dp = 2 manual]
-// expected-error @+1 {{expected dtype, reduce, shard, gather or prefetch, got often}}
+// expected-error @+1 {{expected dtype, reduce, shard, gather, prefetch or limit, got often}}
 piper.state @w parameter : tensor<4xf32> replication <["dp"], zero = 1, bucket = 1, often = 2>
 
 // -----

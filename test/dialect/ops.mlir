@@ -42,9 +42,9 @@ piper.state @mask constant : !t
 // CHECK-SAME: replication <["dp"], zero = 1, bucket = 1024> optimization <"train:sgd", clip = 5.000000e-01>
 piper.state @w parameter : !t layout <dp = replicated> aliases ["a", "b"] holders [0, 1]
     replication <["dp"], zero = 1, bucket = 1024> optimization <"train:sgd", clip = 0.5>
-// CHECK: piper.state @x parameter : !f32_4 replication <["rep", "dp"], zero = 3, bucket = 8, dtype = f32, reduce = "each", shard = ["dp"], gather = "step", prefetch = 0> optimization <"train:sgd", master = f32>
+// CHECK: piper.state @x parameter : !f32_4 replication <["rep", "dp"], zero = 3, bucket = 8, dtype = f32, reduce = "each", shard = ["dp"], gather = "step", prefetch = 0, limit = 64> optimization <"train:sgd", master = f32>
 piper.state @x parameter : !t
-    replication <["rep", "dp"], zero = 3, bucket = 8, dtype = f32, reduce = "each", shard = ["dp"], gather = "step", prefetch = 0>
+    replication <["rep", "dp"], zero = 3, bucket = 8, dtype = f32, reduce = "each", shard = ["dp"], gather = "step", prefetch = 0, limit = 64>
     optimization <"train:sgd", master = f32>
 
 // A bucket that is not trained has a value only.
@@ -72,8 +72,8 @@ piper.comm @all$0.1 axes ["dp"] coordinates [0, 1] for @comm
 piper.strategy @options mesh = @mesh {
   // CHECK: piper.do.place <tag = "layer"> stages = 3 axis = "pp" sizes [1, 2, 1] coordinates [0, 1, 0] loc([[$LINE:#loc[0-9]*]])
   piper.do.place <tag = "layer"> stages = 3 axis = "pp" sizes [1, 2, 1] coordinates [0, 1, 0] loc("train.py":8:5)
-  // CHECK: piper.do.replicate <all> axes = ["edp", "ep"] zero = 3 bucket = 1 reduce = "each" shard = ["ep"] gather = "group" prefetch = 2
-  piper.do.replicate <all> axes = ["edp", "ep"] zero = 3 bucket = 1 reduce = "each" shard = ["ep"] gather = "group" prefetch = 2
+  // CHECK: piper.do.replicate <all> axes = ["edp", "ep"] zero = 3 bucket = 1 reduce = "each" shard = ["ep"] gather = "group" prefetch = 2 limit = 64
+  piper.do.replicate <all> axes = ["edp", "ep"] zero = 3 bucket = 1 reduce = "each" shard = ["ep"] gather = "group" prefetch = 2 limit = 64
   // CHECK: piper.do.replicate <not state = "*.[wb]*"> axes = ["edp", "ep"] zero = 2 bucket = 1 reduce = "each"{{ loc|$}}
   piper.do.replicate <not state = "*.[wb]*"> axes = ["edp", "ep"] zero = 2 bucket = 1 reduce = "each"
   // A stage may live at two places: a row of homes per microbatch.

@@ -22,6 +22,7 @@ class Sharded(Case):
     reduce: Literal["last", "each"] | None = None
     gather: Literal["each", "group", "step"] | None = None
     prefetch: int | None = None
+    limit: int | None = None
     rep: int = 0
     bucket_size: int = 25_000_000
 
@@ -29,6 +30,7 @@ class Sharded(Case):
         """As a test id."""
         options = [f"zero{self.zero}", self.reduce, self.gather]
         options += [f"ahead{self.prefetch}"] if self.prefetch is not None else []
+        options += [f"limit{self.limit}"] if self.limit is not None else []
         options += [f"rep{self.rep}"] if self.rep else []
         return "-".join([super().__str__(), *(option for option in options if option)])
 
@@ -62,5 +64,6 @@ class Sharded(Case):
             reduce=self.reduce,
             gather=self.gather,
             prefetch=self.prefetch,
+            gather_limit=self.limit,
             reduce_dtype=reduce_dtype,
         )

@@ -120,6 +120,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "gather='each' has no effect with zero=2, expected zero=3",
     ),
+    "nothing to limit": (
+        lambda: replicate(zero=1, gather_limit=2),
+        ValueError,
+        "gather_limit=2 has no effect with zero=1, expected zero=3, .* or zero=1 or 2 with gather='",
+    ),
+    "limit": (
+        lambda: replicate(zero=3, gather_limit=0),
+        ValueError,
+        "gather_limit must be .* at least 1, got 0",
+    ),
     "nothing to prefetch": (
         lambda: replicate(prefetch=2),
         ValueError,

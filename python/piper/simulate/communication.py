@@ -37,7 +37,7 @@ class Traffic:
     `op` is a collective or `send`; `coordinates` those of the communicator, or of a message the
     sender's and the receiver's; `members` how many ranks meet. There are `values` different values
     in `calls` messages or collectives, which move `num_bytes` per rank. `textbook` are the bytes if
-    each value went once, or once per microbatch: see `times`.
+    each value went once, or once or twice per microbatch: see `times`.
     """
 
     comm: CommSpec
@@ -126,11 +126,15 @@ def measure_volumes(facts: ProgramFacts, entry: str = "train") -> tuple[Volume, 
 def times(op: str, calls: int, microbatches: int) -> int:
     """How often the textbook has a value go that a program moves `calls` times in a step.
 
-    Once a step or once a microbatch; parameters are gathered for forward and again for backward. Of
-    these it is the one next below the calls, so that any other number of calls shows.
+    Once a step or once a microbatch: of these the one next below the calls, so that any other
+    number of calls shows. Parameters are gathered once a step, or for the forward and again for the
+    backward of a microbatch, if both use them; uses in a row may share a gather, so of these it is
+    the one next above the calls.
     """
-    choices = [1, microbatches, *([2 * microbatches] if op == "all_gather" else [])]
-    return max(choice for choice in choices if choice <= calls or choice == 1)
+    if op != "all_gather":
+        return microbatches if calls >= microbatches else 1
+    choices = [1, microbatches, 2 * microbatches]
+    return min((choice for choice in choices if choice >= calls), default=choices[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,11 @@ class Replicate(Directive):
     small, else `"last"`.
 
     States of stage 3 are gathered for each use. `gather` says how long they are kept whole: for
-    `"each"` use, for a `"group"` of cells of a rank's schedule in a row that use the same bucket
-    (the default), or for the `"step"`. They are gathered `prefetch` cells before their use.
+    `"each"` use, for a `"group"` of uses of a rank's schedule in a row that are of the same bucket
+    (the default), or for the `"step"`. Stages 1 and 2 gather what was updated at the end of a step,
+    or with `gather="step"` in the next, beside its first chunks. States are gathered `prefetch`
+    uses ahead (1 by default), as far as what is whole at once fits into `gather_limit` bytes of a
+    rank; what is used next is gathered in any case.
 
     Raises:
         ValueError: an option outside its range, or one that the ZeRO stage has no use for.
@@ -45,6 +48,7 @@ class Replicate(Directive):
     reduce: Reduce | None = None
     gather: Gather | None = None
     prefetch: int | None = None
+    gather_limit: int | None = None
     reduce_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -82,12 +86,20 @@ class Replicate(Directive):
         prefetch: object = self.prefetch
         if prefetch is not None and (type(prefetch) is not int or prefetch < 0):
             raise ValueError(f"replicate prefetch must be an int of at least 0, got {prefetch!r}")
-        for option in ("gather", "prefetch"):
-            if getattr(self, option) is not None and self.zero != 3:
+        if self.gather_limit is not None:
+            check_count("replicate gather_limit", self.gather_limit)
+        for option in ("gather", "prefetch", "gather_limit"):
+            if getattr(self, option) is not None and not self._gathers:
                 raise ValueError(
                     f"replicate {option}={getattr(self, option)!r} has no effect with "
-                    f"zero={self.zero}, expected zero=3, which gathers states for each use"
+                    f"zero={self.zero}, expected zero=3, which gathers states for each use, or "
+                    "zero=1 or 2 with gather='step'"
                 )
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether states are whole only while something uses them."""
+        return self.zero == 3 or (self.zero > 0 and self.gather == "step")
 
     @property
     def policy(self) -> Reduce:
@@ -105,9 +117,11 @@ class Replicate(Directive):
             text += f" dtype = {element_name(self.reduce_dtype)}"
         if self.shard is not None:
             text += f" shard = [{', '.join(quoted(axis) for axis in _names(self.shard))}]"
-        if self.zero == 3:
+        if self._gathers:
             prefetch = 1 if self.prefetch is None else self.prefetch
             text += f" gather = {quoted(self.gather or 'group')} prefetch = {prefetch}"
+        if self.gather_limit is not None:
+            text += f" limit = {self.gather_limit}"
         return text
 
     def axes(self) -> tuple[str, ...]:
@@ -116,9 +130,11 @@ class Replicate(Directive):
 
     def facts(self) -> Mapping[str, object]:
         """See `Directive`."""
-        options = ("zero", "shard", "bucket_size", "reduce", "gather", "prefetch", "reduce_dtype")
+        options = ("zero", "shard", "bucket_size", "reduce", "gather", "prefetch", "gather_limit")
         where = self.axis if isinstance(self.axis, str) else self.axes()
-        return {f"{option} on {where!r}": getattr(self, option) for option in options}
+        return {
+            f"{option} on {where!r}": getattr(self, option) for option in (*options, "reduce_dtype")
+        }
 
     def check_mesh(self, mesh: Mesh) -> None:
         """See `Directive`."""
@@ -137,6 +153,7 @@ def replicate(
     reduce: Reduce | None = None,
     gather: Gather | None = None,
     prefetch: int | None = None,
+    gather_limit: int | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> Replicate:
     """Replicate the states along `axis` and sum their gradients over it; see `Replicate`."""
@@ -148,6 +165,7 @@ def replicate(
         reduce,
         gather,
         prefetch,
+        gather_limit,
         reduce_dtype,
     )
 
