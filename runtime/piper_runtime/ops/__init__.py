@@ -14,6 +14,7 @@ from piper_runtime.ops.exchange import (
 )
 from piper_runtime.ops.experts import moe_experts
 from piper_runtime.ops.grouped import moe_linear, moe_linear_input, moe_linear_weight
+from piper_runtime.ops.local_loss import local_loss
 from piper_runtime.ops.partition import attention_part, attention_part_backward, part
 from piper_runtime.ops.routing import (
     moe_permute,
@@ -29,6 +30,7 @@ __all__ = [
     "attention_part",
     "attention_part_backward",
     "attention_with_lse",
+    "local_loss",
     "moe_collect",
     "moe_dispatch",
     "moe_exchange_counts",
