@@ -8,7 +8,8 @@ Read first: `compiler` (the flow), `strategy` (what users say), `frontend` (how 
 `emit` (what comes out). The passes between are in C++.
 """
 
-from piper_runtime import LossScale, Trainer
+from piper_runtime import LossScale, Trainer, takes_names
+from piper_runtime.ops import local_loss
 
 from piper import ops
 from piper.compiler import CompileError, compile
@@ -46,6 +47,7 @@ __all__ = [
     "annotate",
     "check",
     "compile",
+    "local_loss",
     "ops",
     "order",
     "overlap",
@@ -57,6 +59,7 @@ __all__ = [
     "shard",
     "split",
     "stream",
+    "takes_names",
     "update",
     "user_pass",
 ]

@@ -49,7 +49,8 @@ def compile(
 
     Args:
         model: any module; its parameters may be on meta, their values are not looked at.
-        loss_fn: ``loss_fn(model, batch) -> loss``, a scalar that is a sum or a mean over examples.
+        loss_fn: ``loss_fn(model, batch) -> loss``, a scalar that is a sum or a mean over examples,
+            and perhaps ``local_loss`` terms.
         strategy: the mesh and the directives.
         batch: an example of what this process feeds to a step: a pytree of tensors. Under torchrun
             it is one data-parallel shard, else the batch of all ranks.

@@ -1,39 +1,48 @@
 """The step of one microbatch, before it is laid out on ranks, as a function of tensors.
 
 The level of buckets still holds one step: reads, runs of chunks, tangents, sums and outputs. It is
-run here as in a single process, shard by shard and microbatch by microbatch, op by op, from the IR:
+run here as in a single process, place by place and microbatch by microbatch, op by op, from the IR:
 neither the rank programs nor the kernels that were made of it have a part in it. A single process
 holds every bucket whole and adds up all gradients, so what gathers and reduces them does nothing.
+
+Where ranks share out weights, sequences or experts, a chunk is about what one of them has. Then the
+step is run for each place (see ``piper_runtime.places``), and an exchange between ranks is one
+between the values of places:
+
+    place    tp 0    tp 1                  of dp 0, and again of dp 1
+    chunk    F: x0   F: x1                 terms of a sum
+    all_reduce       x0 + x1 -> both
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from piper_runtime import compute
+from piper_runtime.oracle import exchange_name
+from piper_runtime.places import Places
 from torch import Tensor
 
+from piper.chunk_functions import ChunkFunction, Values, read_chunk, read_kernels
 from piper.emit.names import identifier
 from piper.emit.symbols import Symbols, name_of
+from piper.exchanges import Exchange, exchange, read_exchange
 from piper.frontend.attributes import dtype_of_type
-from piper.frontend.exporter import export_kernel
 from piper.mlir import ir
 from piper.mlir.dialects import piper
 
 __all__ = ["Results", "StepFunction", "read_steps"]
 
-Values = dict[Any, Any]
-Action = Callable[[Values], None]
 Microbatches = Sequence[Sequence[Mapping[str, Tensor]]]
 """Inputs by name, by shard and microbatch."""
+Flats = Sequence[Mapping[str, Tensor]]
+"""The flat values of buckets by name, by place."""
 
 CPU = torch.device("cpu")
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _HALF = re.compile(r"<@\"?([^\s\"]+)\"? \[([\d, ]*)\] -> \[([\d, ]*)\]>")
 
 
@@ -42,28 +51,15 @@ class Results:
     """What a call of a step makes."""
 
     chunks: dict[tuple[str, int, int], tuple[Any, ...]] = field(default_factory=dict)
-    """The results of each chunk, by its function's name, microbatch and shard."""
+    """The results of each chunk, by its function's name, microbatch and place."""
     operands: dict[tuple[str, int, int], tuple[Any, ...]] = field(default_factory=dict)
     """What each chunk was run on."""
     tangents: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    """The flat sum of all gradients of each bucket."""
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """A chunk as a function: its arguments, what it does, what it returns."""
-
-    arguments: Sequence[Any]
-    actions: Sequence[Action]
-    returned: Sequence[Any]
-
-    def __call__(self, *operands: Any) -> tuple[Any, ...]:
-        values: Values = dict(zip(self.arguments, operands, strict=True))
-        for act in self.actions:
-            act(values)
-        return tuple(values[value] for value in self.returned)
+    gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """The flat sum of all gradients of each bucket, by place: of its local part."""
+    loss_scale: float = 1.0
+    """What tangents, and so gradients, are multiplied by; outputs are not."""
 
 
 @dataclass(frozen=True)
@@ -101,88 +97,177 @@ class _Convert:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    counts: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The values of one microbatch at one place."""
+
+    place: int
+    microbatch: int
+    values: Values
+
+
+Op = _Run | _Tangent | _Convert | _Sizes | Exchange
+
+
 class StepFunction:
     """An entry point; ``contributions`` names, by bucket, the chunk results that add to it."""
 
     def __init__(self, step: piper.StepOp, chunks: Mapping[str, piper.ChunkOp], scope: _Scope):
         """Turn every chunk that the step runs into a function."""
         self.contributions: dict[str, list[tuple[str, int]]] = {}
-        self._chunks: dict[str, _Chunk] = {}
+        self._chunks: dict[str, ChunkFunction] = {}
         self._arguments: dict[str, Any] = {}
-        self._reads: list[tuple[str, Any]] = []
-        self._ops: list[_Run | _Tangent | _Convert] = []
-        self._sums: list[tuple[str, Any]] = []
+        self._reads: list[tuple[str, Any, torch.dtype]] = []
+        self._ops: list[Op] = []
+        self._sums: dict[str, list[Any]] = {}
+        self._reduced: set[Any] = set()  # those that are reduced, before they are added up
         self._outputs: list[tuple[str, Any, Any]] = []
         self._scope, self._sources = scope, chunks
         self._same: dict[Any, Any] = {}  # the values that are gathered or reduced
-        self._makers: dict[Any, tuple[_Run, int]] = {}
+        # By value: the chunk or exchange that makes it, and halves of the chunk; which result it is.
+        self._makers: dict[Any, list[tuple[str, int]]] = {}
         block = step.body.blocks[0]
         for name, argument in zip(step.inputs, block.arguments, strict=True):
             self._arguments[ir.StringAttr(name).value] = argument
         for op in block:
             self._read(op, step)
 
-    def __call__(self, buckets: Mapping[str, Tensor], inputs: Microbatches) -> Results:
-        """Run the step on every microbatch of every shard; ``buckets`` are flat values by name."""
-        results = Results()
-        shared = {value: buckets[name] for name, value in self._reads}
-        cells: list[tuple[int, int, Values]] = [
-            (shard, mb, shared | {self._arguments[name]: part[name] for name in self._arguments})
-            for shard, parts in enumerate(inputs)
-            for mb, part in enumerate(parts)
-        ]
+    def __call__(self, buckets: Flats, inputs: Microbatches, *, loss_scale: float = 1.0) -> Results:
+        """Run the step at every place on every microbatch of its shard."""
+        results = Results(loss_scale=loss_scale)
+        cells = self._cells(buckets, inputs)
         for op in self._ops:
-            if isinstance(op, _Tangent):
-                self._start(op, cells, results)
-                continue
-            for shard, mb, values in cells:
-                if isinstance(op, _Convert):
-                    values[op.output] = _converted(values[op.input], op.dtype)
-                else:
-                    self._run(op, shard, mb, values, results)
-        for bucket, value in self._sums:
-            self._add(bucket, [values[value] for _, _, values in cells], results)
+            self._execute(op, cells, results)
+        for bucket in self._sums:
+            self._add(bucket, cells, results)
+        counted = self._counted(cells)
         for name, value, scale in self._outputs:
-            parts = [v[value] if scale is None else v[value] * v[scale] for _, _, v in cells]
-            results.outputs[name] = torch.stack(parts).sum()
+            total = compute.total(*[cell.values[value] for cell in counted])
+            factor = None if scale is None else counted[0].values[scale]
+            results.outputs[name] = _scaled(total, factor, loss_scale)
         return results
 
     # Running.
 
-    def _run(self, run: _Run, shard: int, mb: int, values: Values, results: Results) -> None:
-        operands = [values[value] for value in run.inputs]
+    def _cells(self, buckets: Flats, inputs: Microbatches) -> list[_Cell]:
+        """Return what is there before the first op."""
+        cells = []
+        for place, flats in enumerate(buckets):
+            read = {value: flats[name].to(dtype) for name, value, dtype in self._reads}
+            for mb, part in enumerate(inputs[self._scope.places.shard(place)]):
+                given = {self._arguments[name]: part[name] for name in self._arguments}
+                cells.append(_Cell(place, mb, read | given))
+        return cells
+
+    def _counted(self, cells: list[_Cell]) -> list[_Cell]:
+        """Return the cells of one place per shard: others have the same losses and counts."""
+        firsts = set(self._scope.places.firsts())
+        return [cell for cell in cells if cell.place in firsts]
+
+    def _execute(self, op: Op, cells: list[_Cell], results: Results) -> None:
+        match op:
+            case _Tangent():
+                self._start(op, cells, results)
+            case Exchange():
+                self._exchange(op, cells, results)
+            case _Run():
+                for cell in cells:
+                    self._run(op, cell, results)
+            case _Convert():
+                for cell in cells:
+                    cell.values[op.output] = _converted(cell.values[op.input], op.dtype)
+            case _Sizes():
+                for cell in cells:
+                    found = [compute.sizes(cell.values[count]) for count in op.counts]
+                    cell.values.update(zip(op.outputs, found, strict=True))
+
+    def _run(self, run: _Run, cell: _Cell, results: Results) -> None:
+        mb, place = cell.microbatch, cell.place
+        operands = [cell.values[value] for value in run.inputs]
         made = self._chunks[run.name](*operands)
-        values.update(zip(run.outputs, made, strict=True))
-        results.chunks[identifier(run.name), mb, shard] = made
-        results.operands[identifier(run.name), mb, shard] = tuple(operands)
+        cell.values.update(zip(run.outputs, made, strict=True))
+        results.chunks[identifier(run.name), mb, place] = made
+        results.operands[identifier(run.name), mb, place] = tuple(operands)
         passed: tuple[Any, ...] = ()
         for half in run.halves:
             given = (*(operands[i] for i in half.operands), *passed)
-            results.operands[identifier(half.name), mb, shard] = given
+            results.operands[identifier(half.name), mb, place] = given
             found = self._chunks[half.name](*given)
             passed = found[len(half.results) :]
             ours = (*(made[i] for i in half.results), *passed)
-            results.chunks[identifier(half.name), mb, shard] = ours
+            results.chunks[identifier(half.name), mb, place] = ours
 
-    def _start(self, op: _Tangent, cells: list[tuple[int, int, Values]], results: Results) -> None:
+    def _exchange(self, op: Exchange, cells: list[_Cell], results: Results) -> None:
+        """Exchange values between the places of each group, and call them by their names."""
+        by_key = {(cell.microbatch, cell.place): cell for cell in cells}
+        names = self._makers.get(op.output, [])
+        for mb in sorted({cell.microbatch for cell in cells}):
+            for places in dict.fromkeys(
+                self._scope.places.group(cell.place, op.axes) for cell in cells
+            ):
+                group = [by_key[mb, place] for place in places]
+                sizes = None if op.sizes is None else [cell.values[op.sizes] for cell in group]
+                made = exchange(op, [cell.values[op.input] for cell in group], sizes)
+                for cell, value in zip(group, made, strict=True):
+                    cell.values[op.output] = value
+                    for name, _ in names:
+                        results.chunks[name, mb, cell.place] = (value,)
+
+    def _start(self, op: _Tangent, cells: list[_Cell], results: Results) -> None:
         """Make a tangent of the count over all microbatches and shards."""
         count = None
         if op.count is not None:
-            count = compute.total(*[values[op.count] for _, _, values in cells])
-        tangent = compute.tangent(
-            op.coefficient, op.dtype, CPU, *([] if count is None else [count])
-        )
+            count = compute.total(*[cell.values[op.count] for cell in self._counted(cells)])
+        coefficient = op.coefficient * results.loss_scale
+        tangent = compute.tangent(coefficient, op.dtype, CPU, *([] if count is None else [count]))
         results.tangents[op.loss] = tangent
-        for _, _, values in cells:
-            values[op.output] = tangent
+        for cell in cells:
+            cell.values[op.output] = tangent
 
-    def _add(self, bucket: str, packs: Sequence[Any], results: Results) -> None:
-        dtype = self._scope.gradients[bucket]
-        for pack in packs:
+    def _add(self, bucket: str, cells: list[_Cell], results: Results) -> None:
+        """Add what the places of each group, which have terms of one gradient, contribute.
+
+        That is microbatch by microbatch, as ranks do it whose schedule has them in order, and over
+        places at the end, or of each term if the step reduces each: in 16 bits another order is
+        another number.
+        """
+        each = all(value in self._reduced for value in self._sums[bucket])
+        totals: dict[int, Tensor] = {}
+        for mb in sorted({cell.microbatch for cell in cells}):
+            for value in self._sums[bucket]:
+                terms = self._terms(bucket, value, [c for c in cells if c.microbatch == mb])
+                terms = self._reduce(bucket, terms) if each else terms
+                for place, term in terms.items():
+                    totals[place] = totals[place] + term if place in totals else term
+        totals = totals if each else self._reduce(bucket, totals)
+        results.gradients.update(((bucket, place), total) for place, total in totals.items())
+
+    def _terms(self, bucket: str, value: Any, cells: Sequence[_Cell]) -> dict[int, Tensor]:
+        """Return what one result adds to a flat gradient, by place."""
+        terms = {}
+        for cell in cells:
+            pack = cell.values[value]
             parts = pack if isinstance(pack, tuple) else (pack,)
-            flat = torch.cat([part.reshape(-1) for part in parts]).to(dtype)
-            known = results.gradients.get(bucket)
-            results.gradients[bucket] = flat if known is None else known + flat
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            terms[cell.place] = flat.to(self._scope.gradients[bucket])
+        return terms
+
+    def _reduce(self, bucket: str, terms: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return sums over the places of each group, by place."""
+        axes, totals = self._scope.summed[bucket], {}
+        for place in terms:
+            group = self._scope.places.group(place, axes)
+            first = group[0]
+            if place == first:
+                totals[place] = compute.total(*[terms[other] for other in group])
+            totals[place] = totals[first]
+        return totals
 
     # Reading the IR.
 
@@ -190,20 +275,29 @@ class StepFunction:
         """Take note of an op of the step."""
         match op:
             case piper.ReadOp():
-                self._reads.append((op.symbol.value, op.result))
+                self._reads.append((op.symbol.value, op.result, _torch_dtype(op.result)))
             case piper.RunOp():
-                run = self._read_run(op)
-                self._makers.update((out, (run, i)) for i, out in enumerate(run.outputs))
-                self._ops.append(run)
+                self._read_run(op)
             case piper.TangentOp():
                 self._ops.append(self._read_tangent(op, step))
             case piper.SumOp():
                 assert op.bucket is not None
                 contribution = self._root(op.inputs[0])
-                self._sums.append((op.bucket.value, contribution))
-                self._contribute(op.bucket.value, *self._makers[contribution])
-            case piper.AllGatherOp() | piper.AllReduceOp() | piper.ReduceScatterOp():
-                self._same[op.operation.results[0]] = self._root(op.operation.operands[0])
+                self._sums.setdefault(op.bucket.value, []).append(contribution)
+                if op.inputs[0] in self._reduced:
+                    self._reduced.add(contribution)
+                found = self.contributions.setdefault(op.bucket.value, [])
+                found += self._makers[contribution]
+            case piper.HostWaitOp():
+                counts = tuple(self._root(count) for count in op.counts)
+                self._ops.append(_Sizes(counts, tuple(op.operation.results)))
+            case (
+                piper.AllGatherOp()
+                | piper.AllReduceOp()
+                | piper.ReduceScatterOp()
+                | piper.AllToAllOp()
+            ):
+                self._read_collective(op)
             case piper.ConvertOp():
                 self._read_convert(op)
             case piper.OutputOp():
@@ -211,24 +305,49 @@ class StepFunction:
                 self._outputs.append((name, op.value, op.scale))
             case _:
                 raise ValueError(
-                    f"check mode expected read, run, tangent, convert, sum, output and "
-                    f"collectives of buckets in a step, got {op.operation.name}"
+                    f"check mode expected read, run, tangent, convert, sum, output, host_wait and "
+                    f"collectives in a step, got {op.operation.name}"
                 )
 
     def _read_convert(self, op: piper.ConvertOp) -> None:
         source = self._root(op.value)
+        if op.value in self._reduced:
+            self._reduced.add(op.result)
         if source in self._makers:
             self._makers[op.result] = self._makers[source]
-        self._ops.append(_Convert(source, op.result, dtype_of_type(_item(op.result))))
+        self._ops.append(_Convert(source, op.result, _torch_dtype(op.result)))
 
-    def _read_run(self, op: piper.RunOp) -> _Run:
+    def _read_collective(self, op: Any) -> None:
+        """Take note of an exchange; what is done to a bucket does nothing here."""
+        found = read_exchange(op)
+        if found is None:
+            self._same[op.operation.results[0]] = self._root(op.operation.operands[0])
+            if not isinstance(op, piper.AllGatherOp):
+                self._reduced.add(op.operation.results[0])
+            return
+        found = replace(found, input=self._root(found.input))
+        self._makers[found.output] = [
+            (exchange_name(found.kind, name, index), 0)
+            for name, index in self._makers.get(found.input, [])
+        ]
+        self._ops.append(found)
+
+    def _read_run(self, op: piper.RunOp) -> None:
         name = op.chunk.value
         attributes = self._sources[name].operation.attributes
         halves = [_read_half(attributes[key]) for key in ("input", "weight") if key in attributes]
         for chunk in (name, *(half.name for half in halves)):
-            self._chunks[chunk] = _read_chunk(self._sources[chunk], self._scope)
+            self._chunks[chunk] = read_chunk(self._sources[chunk], self._scope.kernels)
         inputs = tuple(self._root(value) for value in op.inputs)
-        return _Run(name, inputs, tuple(op.operation.results), tuple(halves))
+        for index, output in enumerate(op.operation.results):
+            places = [
+                (identifier(half.name), place)
+                for half in halves
+                for place, of in enumerate(half.results)
+                if of == index
+            ]
+            self._makers[output] = [(identifier(name), index), *places]
+        self._ops.append(_Run(name, inputs, tuple(op.operation.results), tuple(halves)))
 
     def _root(self, value: Any) -> Any:
         """Return the value that a gathered or reduced one is made of."""
@@ -238,17 +357,9 @@ class StepFunction:
         coefficient = float(ir.FloatAttr(op.coeff).value)
         if op.examples is not None:
             examples = ir.IntegerAttr(op.examples).value
-            coefficient /= examples * self._scope.microbatches * self._scope.shards
-        dtype = dtype_of_type(ir.RankedTensorType(op.result.type).element_type)
-        return _Tangent(op.loss.value, op.count, op.result, coefficient, dtype)
-
-    def _contribute(self, bucket: str, run: _Run, index: int) -> None:
-        """Note a result that adds to a bucket, and that of a half which stands for it."""
-        found = self.contributions.setdefault(bucket, [])
-        found.append((identifier(run.name), index))
-        for half in run.halves:
-            places = enumerate(half.results)
-            found += [(identifier(half.name), place) for place, of in places if of == index]
+            shards = len(self._scope.places.firsts())
+            coefficient /= examples * self._scope.microbatches * shards
+        return _Tangent(op.loss.value, op.count, op.result, coefficient, _torch_dtype(op.result))
 
 
 @dataclass(frozen=True)
@@ -256,39 +367,48 @@ class _Scope:
     """What chunks need to know of the module."""
 
     kernels: Mapping[str, Callable[..., Any]]
-    members: Mapping[str, tuple[str, ...]]
     gradients: Mapping[str, torch.dtype]
     microbatches: int
-    shards: int
+    places: Places
+    summed: Mapping[str, tuple[str, ...]]
 
 
-def read_steps(text: str, *, microbatches: int, shards: int) -> dict[str, StepFunction]:
+def read_steps(
+    text: str, *, microbatches: int, places: Places, summed: Mapping[str, tuple[str, ...]]
+) -> dict[str, StepFunction]:
     """Return the entry points of ``ir/cluster.mlir`` by name.
 
-    The functions hold on to the parsed module, whose values name theirs.
+    ``summed`` are, by bucket, the axes along which ranks have terms of its gradient. The functions hold on to the parsed module, whose values name theirs.
     """
     module = ir.Module.parse(text)
     symbols = Symbols(module)
     scope = _Scope(
-        kernels={
-            op.sym_name.value: _callable(op) for op in module.body if isinstance(op, piper.KernelOp)
-        },
-        members=symbols.members,
+        kernels=read_kernels(module),
         gradients={
             name_of(bucket): dtype_of_type(_element(bucket.attributes["grad"]))
             for bucket in symbols.all("bucket")
             if "grad" in bucket.attributes
         },
         microbatches=microbatches,
-        shards=shards,
+        places=places,
+        summed=summed,
     )
     chunks = {op.sym_name.value: op for op in module.body if isinstance(op, piper.ChunkOp)}
     steps = [op for op in module.body if isinstance(op, piper.StepOp)]
     return {step.sym_name.value: StepFunction(step, chunks, scope) for step in steps}
 
 
-def _item(value: ir.Value[ir.Type]) -> ir.Type:
-    return ir.RankedTensorType(value.type).element_type
+def _torch_dtype(value: ir.Value[ir.Type]) -> torch.dtype:
+    return dtype_of_type(ir.RankedTensorType(value.type).element_type)
+
+
+def _scaled(value: Tensor, factor: Tensor | None, loss_scale: float) -> Tensor:
+    """Return an output times its factor, without the loss scale that this has."""
+    if factor is None:
+        return value
+    if loss_scale == 1.0:
+        return value * factor
+    return (value.double() * factor.double() / loss_scale).to(value.dtype)
 
 
 def _converted(value: Any, dtype: torch.dtype) -> Any:
@@ -307,74 +427,3 @@ def _read_half(attribute: ir.Attribute) -> _Half:
     assert found is not None, attribute
     operands, results = (tuple(map(int, re.findall(r"\d+", found[i]))) for i in (2, 3))
     return _Half(found[1], operands, results)
-
-
-def _read_chunk(chunk: piper.ChunkOp, scope: _Scope) -> _Chunk:
-    block = chunk.body.blocks[0]
-    actions: list[Action] = []
-    for op in block:
-        match op:
-            case piper.UnpackOp():
-                actions.append(_unpack(op))
-            case piper.LaunchOp():
-                actions.append(_launch(op, scope.kernels[op.kernel.value]))
-            case piper.PackOp():
-                actions.append(_pack(tuple(op.members), op.result))
-            case piper.RelabelOp():
-                actions.append(_copy(op.operation.operands[0], op.result))
-            case piper.ReturnOp():
-                return _Chunk(tuple(block.arguments), actions, tuple(op.values))
-            case _:
-                raise ValueError(
-                    f"check mode expected unpack, launch, pack, relabel and return in "
-                    f"@{chunk.sym_name.value}, got {op.operation.name}"
-                )
-    raise AssertionError("a chunk ends in a return")
-
-
-def _unpack(op: piper.UnpackOp) -> Action:
-    flat, members = op.value, tuple(op.operation.results)
-    shapes = [tuple(ir.RankedTensorType(member.type).shape) for member in members]
-
-    def act(values: Values) -> None:
-        parts = values[flat].split([prod(shape) for shape in shapes])
-        for member, part, shape in zip(members, parts, shapes, strict=True):
-            values[member] = part.view(shape)
-
-    return act
-
-
-def _launch(op: piper.LaunchOp, kernel: Callable[..., Any]) -> Action:
-    inputs, outputs = tuple(op.inputs), tuple(op.operation.results)
-
-    def act(values: Values) -> None:
-        made = kernel(*[values[value] for value in inputs])
-        values.update(zip(outputs, made if len(outputs) > 1 else (made,), strict=True))
-
-    return act
-
-
-def _pack(members: Sequence[Any], output: Any) -> Action:
-    def act(values: Values) -> None:
-        values[output] = tuple(values[member] for member in members)
-
-    return act
-
-
-def _copy(source: Any, output: Any) -> Action:
-    def act(values: Values) -> None:
-        values[output] = values[source]
-
-    return act
-
-
-def _callable(kernel: piper.KernelOp) -> Callable[..., Any]:
-    """A kernel whose views take what has no such view: values here may be strided in another way
-    than those that it was captured from.
-    """
-    module = export_kernel(kernel)
-    for node in module.graph.nodes:
-        if node.target in _VIEWS:
-            node.target = torch.ops.aten.reshape.default
-    module.recompile()
-    return module

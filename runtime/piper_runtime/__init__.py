@@ -18,6 +18,7 @@ from piper_runtime.faults import Fault
 from piper_runtime.kernels import KernelError
 from piper_runtime.loss_scale import LossScale
 from piper_runtime.metrics import Metrics
+from piper_runtime.optimizer import takes_names
 from piper_runtime.program import Program
 from piper_runtime.result import StepResult
 from piper_runtime.stepper import Stepper
@@ -48,4 +49,5 @@ __all__ = [
     "Stepper",
     "Trainer",
     "Transport",
+    "takes_names",
 ]

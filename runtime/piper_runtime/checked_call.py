@@ -5,6 +5,8 @@ from an oracle that has run the step in one process, one microbatch after the ot
 
     read, input       the state before the step, the batch
     run, recv         the chunk's result of that microbatch; a message names it by its label
+    an exchange       of activations along an axis: what the single process has exchanged between
+                      the places that it computes in turn; host_wait, the sizes
     accumulate        the sum of the chunks' gradients so far; at the end, of all of them
     all_reduce        the sum over ranks: of gradients, squares, losses or counts
     reduce_scatter    this rank's part of it; slice, read: this rank's part of a whole
@@ -18,7 +20,6 @@ operands were right. If they are not any more, somebody wrote to them in between
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,12 +30,15 @@ from torch import Tensor
 from piper_runtime import batch as batches
 from piper_runtime import compute
 from piper_runtime.errors import CheckError, InstructionError
-from piper_runtime.gaps import Summary, find_gap
+from piper_runtime.gaps import BOUNDS, Summary, find_gap
 from piper_runtime.instruction import Handle, Instruction
-from piper_runtime.known import Known, Term, add_squares, flat_value, known_part
+from piper_runtime.known import Known, Term, add_squares, flat_value, known_part, narrowest
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
-from piper_runtime.oracle import Expected, Shards, Value
+from piper_runtime.norms import expected_squares
+from piper_runtime.oracle import Expected, Shards, Value, exchange_name
+from piper_runtime.places import Places
+from piper_runtime.terms import Messages, term_name
 
 __all__ = ["CheckedCall"]
 
@@ -43,7 +47,7 @@ __all__ = ["CheckedCall"]
 class _Done:
     """What one rank has done in the call."""
 
-    shard: int
+    place: int
     inputs: Sequence[Mapping[str, Tensor]]
     ran: set[tuple[str, int]] = field(default_factory=set)
     added: dict[str, list[Term]] = field(default_factory=dict)
@@ -68,6 +72,8 @@ class CheckedCall:
         self._done: dict[int, _Done] = {}
         self._known: dict[Handle, Known] = {}
         self._comms = {spec.name: spec for spec in manifest.comms}
+        self._places = Places(manifest.mesh, manifest.data_axes)
+        self._messages = Messages()
 
     def attach(self, instruction: Instruction) -> None:
         """Check the instruction when it is executed."""
@@ -102,13 +108,14 @@ class CheckedCall:
         wanted = self._expected.operands(
             chunk,
             microbatch=instruction.microbatch,
-            shard=self._of_rank(instruction).shard,
+            place=self._of_rank(instruction).place,
         )
         for index, (handle, value) in enumerate(
             zip(instruction.operands, wanted or (), strict=False)
         ):
             try:
-                find_gap("", handle.get(), _like(handle.get(), value), self._bound)
+                bound = self._bound_of(self._of(handle))
+                find_gap("", handle.get(), _like(handle.get(), value), bound)
             except CheckError:
                 text += f"; operand {index} is not the one it takes: {handle.producer.place()}"
                 return instruction.failure(CheckError(text))
@@ -122,11 +129,21 @@ class CheckedCall:
         if known.value is None:
             summary.unknown += at is not None
             return
-        gap = find_gap(what, value, known.value, self._bound)
+        value = torch.tensor(value) if isinstance(value, list) else value  # sizes
+        gap = find_gap(what, value, known.value, self._bound_of(known))
         if at is not None:
             summary.compared += 1
             if gap >= summary.gap:
                 summary.gap, summary.worst = gap, at.describe()
+
+    def _bound_of(self, known: Known) -> float | None:
+        """Return how far a value may be off, if it is not the bound of its dtype: one that went
+        through a narrower dtype may be as far off as values of that.
+        """
+        if self._bound is not None or known.narrow is None or known.value is None:
+            return self._bound
+        wide = narrowest(known.narrow, _dtype(known.value))
+        return None if wide is None else BOUNDS[wide]
 
     def _compare_again(self, index: int, handle: Handle) -> None:
         try:
@@ -143,11 +160,13 @@ class CheckedCall:
         """Return what the rank of an instruction has done so far."""
         index, manifest = instruction.rank.home.index, self._manifest
         if index not in self._done:
-            shard = manifest.mesh.index(index, manifest.data_axes)
+            place = self._places.of(index)
             inputs = batches.microbatches(
-                self._shards[shard], manifest.inputs, num_microbatches=manifest.microbatches
+                self._shards[self._places.shard(place)],
+                manifest.inputs,
+                num_microbatches=manifest.microbatches,
             )
-            self._done[index] = _Done(shard, inputs)
+            self._done[index] = _Done(place, inputs)
         return self._done[index]
 
     # What each kind of instruction must make. A rule returns one entry per value to compare.
@@ -167,7 +186,8 @@ class CheckedCall:
     def _state(self, instruction: Instruction, slot: str, *, updated: bool) -> Known:
         """Return what a rank holds of a bucket before or after the update."""
         bucket = instruction.rank.home.bucket(instruction.label)
-        flat = self._expected.bucket(instruction.label, updated=updated)
+        place = self._of_rank(instruction).place
+        flat = self._expected.bucket(instruction.label, updated=updated, place=place)
         return known_part(bucket.spec, slot, bucket.shard, flat)
 
     def _input(self, instruction: Instruction, value: Tensor) -> list[Known]:
@@ -189,28 +209,26 @@ class CheckedCall:
         ]
 
     def _recv(self, instruction: Instruction, value: Tensor) -> list[Known]:
-        term = _labelled(instruction)
+        term = self._messages.receive(instruction)
         if term is None:
             return [Known(None)]
         return [Known(self._result(instruction, term), (term,))]
 
     def _send(self, instruction: Instruction, value: None) -> list[Known]:
-        term, known = _labelled(instruction), self._of(instruction.operands[0])
-        if term is not None and known.terms and known.terms != (term,):
-            raise CheckError(f"expected to send {_name(term)}, got {_name(known.terms[0])}")
+        self._messages.send(instruction, self._of(instruction.operands[0]).terms)
         return []
 
     def _result(self, instruction: Instruction, term: Term) -> Value | None:
         chunk, index, microbatch = term
-        shard = self._of_rank(instruction).shard
-        return self._expected.result(chunk, index, microbatch=microbatch, shard=shard)
+        place = self._of_rank(instruction).place
+        return self._expected.result(chunk, index, microbatch=microbatch, place=place)
 
     def _sum(self, instruction: Instruction, value: Tensor) -> list[Known]:
         known = [self._of(handle) for handle in instruction.operands]
         terms = tuple(term for one in known for term in one.terms)
         twice = [term for index, term in enumerate(terms) if term in terms[:index]]
         if twice:
-            raise CheckError(f"expected to add every value once, got {_name(twice[0])} twice")
+            raise CheckError(f"expected to add every value once, got {term_name(twice[0])} twice")
         values = [one.value for one in known if isinstance(one.value, Tensor)]
         total = compute.total(*values) if len(values) == len(known) else None
         return [replace(known[0], value=total, terms=terms, whole=None)]
@@ -230,14 +248,16 @@ class CheckedCall:
         added = self._of_rank(instruction).added.setdefault(bucket, [])
         onto = self._of(instruction.operands[1]) if len(instruction.operands) > 1 else None
         if added and onto is None:
-            raise CheckError(f"expected to add onto {_name(added[-1])} and others, got nothing")
+            raise CheckError(f"expected to add onto {term_name(added[-1])} and others, got nothing")
         for term in contribution.terms:
             if term[:2] not in set(self._expected.contributions(bucket)):
-                raise CheckError(f"expected a gradient of {bucket}, got {_name(term)}")
+                raise CheckError(f"expected a gradient of {bucket}, got {term_name(term)}")
             if term in added:
-                raise CheckError(f"expected every gradient once, got {_name(term)} twice")
+                raise CheckError(f"expected every gradient once, got {term_name(term)} twice")
         added += contribution.terms
-        made = replace(contribution, terms=tuple(added), bucket=bucket)
+        first = contribution.value
+        narrow = narrowest(contribution.narrow, None if first is None else _dtype(first))
+        made = replace(contribution, terms=tuple(added), bucket=bucket, narrow=narrow)
         if contribution.value is None:
             return [made]
         total, whole = flat_value(contribution.value, value.dtype, value.numel()), made.whole
@@ -248,6 +268,9 @@ class CheckedCall:
 
     def _reduce(self, instruction: Instruction, value: Tensor) -> list[Known]:
         """Check all_reduce and reduce_scatter."""
+        exchanged = self._exchanged(instruction)
+        if exchanged is not None:
+            return [exchanged]
         assert instruction.message is not None
         spec, known = self._comms[instruction.message.comm.name], self._of(instruction.operands[0])
         known = replace(
@@ -255,8 +278,17 @@ class CheckedCall:
             axes=known.axes.union(spec.axes),
             coordinates=known.coordinates.union(spec.coordinates),
         )
-        if known.squares:
-            return [self._norm(known, spec, value)]
+        if known.squares is not None:
+            squares = expected_squares(
+                known,
+                spec,
+                value,
+                expected=self._expected,
+                manifest=self._manifest,
+                places=self._places,
+                rank=instruction.rank.home.index,
+            )
+            return [replace(known, value=squares, whole=None)]
         if instruction.kind == "reduce_scatter":
             known = replace(known, cut=(*known.cut, *spec.axes))
         count = self._manifest.mesh.size(known.cut)
@@ -267,17 +299,24 @@ class CheckedCall:
         part = compute.part(instruction.message.dim, index, count, whole)
         return [replace(known, value=part, whole=whole)]
 
-    def _norm(self, known: Known, spec: CommSpec, value: Tensor) -> Known:
-        """Return the sum of squares over the parts of a gradient, and over coordinates."""
-        everywhere = set(range(self._manifest.mesh.num_coordinates))
-        if not set(known.cut) <= known.axes:
-            return replace(known, value=None)
-        if known.coordinates == everywhere:
-            squares = self._expected.output("grad_norm")
-            return Known(None if squares is None else squares.to(value.dtype), squares=True)
-        whole = known.whole if set(known.cut) == set(spec.axes) else None
-        alone = len(spec.coordinates) == 1
-        return replace(known, value=whole if alone else None, whole=None, cut=())
+    def _exchanged(self, instruction: Instruction) -> Known | None:
+        """Return what an exchange of a result of a chunk must make, None for other reductions."""
+        terms = self._of(instruction.operands[0]).terms
+        if len(terms) != 1:
+            return None
+        [(chunk, index, microbatch)] = terms
+        term = (exchange_name(instruction.kind, chunk, index), 0, microbatch)
+        value = self._result(instruction, term)
+        return None if value is None else Known(value, (term,))
+
+    def _exchange(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        """Check all_to_all."""
+        return [self._exchanged(instruction) or Known(None)]
+
+    def _host_wait(self, instruction: Instruction, value: Any) -> list[Known]:
+        counts = [self._of(handle).value for handle in instruction.operands]
+        found = [compute.sizes(one) if isinstance(one, Tensor) else None for one in counts]
+        return [Known(None if one is None else torch.tensor(one)) for one in found]
 
     def _slice(self, instruction: Instruction, value: Tensor) -> list[Known]:
         known, axis = self._of(instruction.operands[0]), instruction.label
@@ -293,6 +332,9 @@ class CheckedCall:
         return [self._of(instruction.operands[0]).convert(value.dtype)]
 
     def _all_gather(self, instruction: Instruction, value: Tensor) -> list[Known]:
+        exchanged = self._exchanged(instruction)
+        if exchanged is not None:
+            return [exchanged]
         assert instruction.message is not None
         known = self._of(instruction.operands[0])
         axes = self._comms[instruction.message.comm.name].axes
@@ -307,7 +349,7 @@ class CheckedCall:
             for term in ((chunk, index, mb) for ran, mb in sorted(done.ran) if ran == chunk):
                 if term not in done.added.get(bucket, []):
                     text = f"expected the sum of all gradients of {bucket}, got it without "
-                    raise CheckError(f"{text}{_name(term)}")
+                    raise CheckError(f"{text}{term_name(term)}")
 
     def _total(
         self, instruction: Instruction, known: Known, dtype: torch.dtype, numel: int
@@ -315,29 +357,36 @@ class CheckedCall:
         """Return the sum of what is known over its ranks: of a bucket, if all that hold it are
         among them, its gradient; else of chunk results, if the ranks run the same chunks.
         """
-        mesh = self._manifest.mesh
+        mesh, own = self._manifest.mesh, instruction.rank.home.index
         group = CommSpec("", tuple(known.axes), tuple(known.coordinates))
-        ranks = mesh.members(group, instruction.rank.home.index)
-        if known.bucket and ranks == self._holders(known.bucket):
-            gradient = self._expected.gradient(known.bucket)
+        ranks = mesh.members(group, own)
+        holders = self._holders(known.bucket, own) if known.bucket else ()
+        others = sorted(set(ranks) - set(holders)) if known.bucket else []
+        if others:
+            raise CheckError(
+                f"expected to add up the gradient of {known.bucket} over ranks that have terms of "
+                f"it, {list(holders)}, got also rank {others[0]}"
+            )
+        if holders and ranks == holders:
+            gradient = self._expected.gradient(known.bucket, place=self._places.of(own))
             return None if gradient is None else flat_value(gradient, dtype, numel)
         if len(known.coordinates) > 1:
             return None
         values = [
-            self._expected.result(chunk, index, microbatch=mb, shard=self._shard_of(rank))
+            self._expected.result(chunk, index, microbatch=mb, place=self._places.of(rank))
             for rank in ranks
             for chunk, index, mb in known.terms
         ]
         found = [flat_value(one, dtype, numel) for one in values if one is not None]
         return compute.total(*found) if found and len(found) == len(values) else None
 
-    def _holders(self, bucket: str) -> tuple[int, ...]:
-        mesh = self._manifest.mesh
-        [holders] = [spec.holders for spec in self._manifest.buckets if spec.name == bucket]
-        return tuple(r for r in range(mesh.world_size) if mesh.coordinate(r) in holders)
-
-    def _shard_of(self, rank: int) -> int:
-        return self._manifest.mesh.index(rank, self._manifest.data_axes)
+    def _holders(self, bucket: str, rank: int) -> tuple[int, ...]:
+        """Return the ranks that have a term of the gradient of a bucket, of the local part that a
+        rank has.
+        """
+        [spec] = [spec for spec in self._manifest.buckets if spec.name == bucket]
+        axes = [axis for axis in self._manifest.data_axes if axis not in spec.varying_axes]
+        return self._manifest.mesh.members(CommSpec("", tuple(axes), spec.holders), rank)
 
     def _update(self, instruction: Instruction, value: Tensor) -> list[Known]:
         update = instruction.thunk
@@ -357,7 +406,8 @@ class CheckedCall:
         expected = self._expected.output(instruction.label)
         if expected is not None:
             got = instruction.rank.outputs[instruction.label]
-            known = Known(expected.to(got.dtype))
+            narrow = self._of(instruction.operands[0]).narrow
+            known = Known(expected.to(got.dtype), narrow=narrow)
             self._compare(f"output {instruction.label!r}", got, known, at=instruction)
         return []
 
@@ -386,23 +436,9 @@ _RULES: Mapping[str, Rule] = {
     "free": CheckedCall._nothing,
     "record": CheckedCall._nothing,
     "broadcast": CheckedCall._unknown,
-    "all_to_all": CheckedCall._unknown,
-    "host_wait": CheckedCall._unknown,
+    "all_to_all": CheckedCall._exchange,
+    "host_wait": CheckedCall._host_wait,
 }
-
-
-def _labelled(instruction: Instruction) -> Term | None:
-    """Return the result that a message carries, as its label ``layer.0$F#1`` says."""
-    message, microbatch = instruction.message, instruction.microbatch
-    assert message is not None
-    chunk, hash_, index = message.label.partition("#")
-    if not hash_ or microbatch is None:
-        return None
-    return re.sub(r"\W", "_", chunk), int(index), microbatch
-
-
-def _name(term: Term) -> str:
-    return f"result {term[1]} of chunk {term[0]}, microbatch {term[2]}"
 
 
 def _like(value: Any, expected: Value) -> Value:

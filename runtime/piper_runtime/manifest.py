@@ -342,9 +342,7 @@ def _check_shard(state: StateSpec, mesh: Mesh) -> None:
     where = f"state {state.name!r}"
     known = {axis.name: axis.role for axis in mesh.axes if axis.role != "unrolled"}
     if state.shard_axis not in known:
-        raise ProgramError(
-            f"{where} expected a shard axis of {[*known]}, got {state.shard_axis!r}"
-        )
+        raise ProgramError(f"{where} expected a shard axis of {[*known]}, got {state.shard_axis!r}")
     size, dim = mesh.size([state.shard_axis]), state.shard_dim
     padded = known[state.shard_axis] == "auto"
     if not 0 <= dim < len(state.shape) or (state.shape[dim] % size and not padded):

@@ -201,12 +201,14 @@ class Bucket:
         """Make the optimizer of what this rank holds, as parameters that view the flat value.
 
         A member that is not whole here is a parameter of the elements that are, with as many dims
-        as the member, so that a factory which looks at these treats the pieces alike.
+        as the member and its name, so that a factory which looks at these treats the pieces alike.
         """
         self._parameters = [nn.Parameter(part) for part in self._piece_views(self.value)]
+        names = [self.members[piece.index].name for piece in self._pieces]
         # A rank without any element has an optimizer of nothing, so that all refuse the same.
-        nothing = [nn.Parameter(self.value[:0])]
-        self._optimizer = make_optimizer(factory, self._parameters or nothing)
+        nothing = [(self.members[0].name, nn.Parameter(self.value[:0]))]
+        named = [*zip(names, self._parameters, strict=True)]
+        self._optimizer = make_optimizer(factory, named or nothing)
 
     @torch.inference_mode(False)
     @torch.no_grad()

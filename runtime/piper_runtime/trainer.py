@@ -381,8 +381,8 @@ class Trainer:
         """Return how instructions are submitted: past whoever checks them, or breaks one."""
         hooks = []
         if self._checker is not None:
-            states = self.full_state_dict()
-            hooks.append(self._checker.begin(entry, shards=shards, states=states))
+            scale, held = 1.0 if self.loss_scale is None else self.loss_scale.value, self._held()
+            hooks.append(self._checker.begin(entry, shards=shards, held=held, loss_scale=scale))
         if self._fault is not None and self._fault.strikes(entry, self.steps + 1):
             hooks.append(self._fault.attach)
         return hooked(self._watch.submit, hooks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import piper
 import pytest
@@ -20,7 +21,7 @@ MICROBATCHES = 4
 PARAMETERS = 2 * (8 * 8 + 8) * 4  # bytes of a stage
 
 
-def compile_to(folder: Path, *, pp: int, dp: int) -> Path:
+def compile_to(folder: Path, *, pp: int, dp: int, **sharing: Any) -> Path:
     place = [piper.place(stages=pp), piper.order("1F1B")] if pp > 1 else []
     strategy = piper.Strategy(
         mesh={"pp": pp, "dp": dp} if pp > 1 else {"dp": dp},
@@ -28,7 +29,7 @@ def compile_to(folder: Path, *, pp: int, dp: int) -> Path:
             piper.annotate({"layers.*": "layer"}),
             piper.split(microbatches=MICROBATCHES),
             *place,
-            piper.replicate(axis="dp"),
+            piper.replicate(axis="dp", **sharing),
             piper.update(sgd, clip=1.0),
         ],
     )
@@ -157,6 +158,66 @@ def test_comm_adds_up_each_rank(show: Show) -> None:
         assert (sends, receives) == ("512B", "512B"), name
         assert trained == f"{PARAMETERS}B"
         assert float(multiple) == pytest.approx(2, abs=0.02)
+
+
+POLICIES = [
+    *({"zero": zero, "reduce": reduce} for zero in (1, 2) for reduce in ("last", "each")),
+    *(
+        {"zero": 3, "reduce": reduce, "gather": gather}
+        for reduce in ("last", "each")
+        for gather in ("each", "step")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(
+            policy,
+            id="-".join(map(str, policy.values())),
+            marks=[] if policy in (POLICIES[0], POLICIES[3], POLICIES[-2]) else pytest.mark.slow,
+        )
+        for policy in POLICIES
+    ],
+)
+def test_sharing_states_shows(
+    policy: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts of states in the memory of the first stage, and collectives beside their formulas."""
+    compile_to(tmp_path, pp=2, dp=2, **policy)
+    assert main(["show", str(tmp_path), "--memory", "--comm", "--optimizer-bytes", "8"]) == 0
+    said = capsys.readouterr().out
+    parts = {title: lines for title, *lines in map(str.splitlines, said.strip().split("\n\n"))}
+
+    first = parts["bytes of a rank at its peak, by kind"][1]
+    states, gradients, optimizer = re.split(r"  +", first.strip())[1:4]
+    half = f"{PARAMETERS // 2}B"
+    assert states == (half if policy["zero"] == 3 else f"{PARAMETERS}B")
+    split = policy["zero"] > 1 and policy["reduce"] == "each"
+    assert gradients == (half if split else f"{PARAMETERS}B")
+    assert optimizer == f"{PARAMETERS}B"  # of half of the parameters, two moments
+
+    _, *lines = parts["bytes that a rank sends in a step, by communicator of n ranks"]
+    rows = {
+        (cells[0], cells[2]): cells[6:]
+        for cells in (re.split(r"  +", line.strip()) for line in lines)
+    }
+    assert {ratio for _, _, ratio, _ in rows.values()} == {"1.00"}
+    once, reductions = PARAMETERS // 2, MICROBATCHES if policy["reduce"] == "each" else 1
+    kind, formula = "reduce_scatter", "(n-1)/n x bytes"
+    if policy["zero"] == 1 and policy["reduce"] == "each":
+        kind, formula, reductions = "all_reduce", "2(n-1)/n x bytes", 2 * reductions
+    assert rows["reduce.dp$0", kind][0] == printed(reductions * once)
+    assert rows["reduce.dp$0", kind][3].startswith(formula)
+    uses = MICROBATCHES * 3 // 2 if policy.get("gather") == "each" else 1  # one layer only forward
+    assert rows["gather.dp$0", "all_gather"][0] == printed(uses * once)
+    assert rows["gather.dp$0", "all_gather"][3].startswith("(n-1)/n x bytes")
+
+
+def printed(num_bytes: int) -> str:
+    """Bytes as the command prints them."""
+    return f"{num_bytes}B" if num_bytes < 1024 else f"{num_bytes / 1024:.1f}KiB"
 
 
 def test_both_are_one_report(show: Show) -> None:

@@ -1,4 +1,4 @@
-"""What is emitted of lowered programs that no directive makes yet: flags, skips, other ops."""
+"""What is emitted of lowered programs, and of such as no strategy makes: flags, skips, other ops."""
 
 from __future__ import annotations
 
@@ -176,6 +176,22 @@ def test_a_skip_is_emitted_and_flagged(program: Program) -> None:
     assert updates
     for line in updates:
         assert re.search(r"r\.update\('.*', \w+, norm=(\w+), skip=\1, clip=1.*\[host_sync\]$", line)
+
+
+def test_an_update_that_a_directive_lets_skip_is_all_that_is_flagged() -> None:
+    """Capture refuses ops that make the host wait, so what is left is what directives make."""
+    skips = piper.update(make_sgd, clip=1.0, skip_nonfinite=True)
+    strategy = piper.Strategy(mesh=MESH, directives=directives(update=skips))
+    program = piper.compile(Toy(), loss_fn, strategy, batch_of())
+    flagged = [(row["op"], row_flags(row)) for row in rows_of(lowered(program)) if row_flags(row)]
+    assert flagged
+    assert all(row == ("update", ["host_sync"]) for row in flagged)
+    listing = Listing(program)
+    for at, file in enumerate(program.manifest.programs):
+        lines = program.texts[file].splitlines()
+        for number in listing.entry_lines(at, "train"):
+            flags = ("host_sync",) if "r.update(" in lines[number - 1] else ()
+            assert listing.line(at, number).flags == flags
 
 
 def test_a_program_that_skips_keeps_its_state_and_passes_check_mode(program: Program) -> None:

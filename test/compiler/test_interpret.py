@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from piper.interpret import read_steps
 from piper.mlir import ir
+from piper_runtime.mesh import Mesh
+from piper_runtime.places import Places
 
 MODULE = """
 piper.mesh @mesh [pp = 1 unrolled]
@@ -30,10 +32,15 @@ piper.step @train phase = bucketed mesh = @mesh inputs ["x"] dims [0] (%x: tenso
         (
             "",
             "%z = sumsq %y : (tensor<4xf32>) -> tensor<f32>",
-            "sum, output and collectives of buckets in a step, got piper.sumsq",
+            "sum, output, host_wait and collectives in a step, got piper.sumsq",
         ),
     ],
 )
 def test_ops_that_it_does_not_know(chunk: str, step: str, message: str) -> None:
     with ir.Context(), pytest.raises(ValueError, match=message):
-        read_steps(MODULE.format(chunk=chunk, step=step), microbatches=1, shards=1)
+        read_steps(
+            MODULE.format(chunk=chunk, step=step),
+            microbatches=1,
+            places=Places(Mesh(()), ()),
+            summed={},
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +81,13 @@ def test_rule_is_that_of_the_op(name: str) -> None:
     node = graph.call_function(op, pytree.tree_map(placeholder, args))
     node.meta["val"] = op(*args)
     assert rule_of(node) == rows()[name]
+
+
+@pytest.mark.slow
+def test_what_ranks_hold_and_exchange_is_what_the_script_prints(tmp_path: Path) -> None:
+    """It fails if the programs exchange other bytes than formulas say."""
+    command = [sys.executable, str(ROOT / "docs" / "tensors.py"), "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = PAGE.split("$ python docs/tensors.py out\n")[1].partition("```")[0]
+    assert [line.rstrip() for line in done.stdout.splitlines()] == shown.splitlines()

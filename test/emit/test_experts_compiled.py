@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -16,8 +19,10 @@ from expert_layers import EXPERTS, Model, adamw, loss_fn, make_batch, make_strat
 from expert_layers_worker import LAYERS, NUM_ROWS, NUM_STEPS
 from piper.cli import main
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
+from piper_runtime.listing import FLAGS, Listing
 from torch import nn
 from torchrun import saved_by_ranks, torchrun
+from trace_schema import check_trace
 
 TOLERANCE = 1e-10
 ROWS = 16
@@ -154,9 +159,62 @@ def test_show_says_what_is_shared_out(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "host_wait" in shown
 
 
-def test_check_mode_refuses() -> None:
-    with pytest.raises(ValueError, match=r"check mode expected ranks with whole members .* 'ep'$"):
-        piper.check(layout("ep 4"), loss_fn, make_batch(0, ROWS))
+def test_instructions_that_wait_for_sizes_or_have_such_are_flagged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two layers, two microbatches: rows come to experts in both passes."""
+    program = layout("ep 4")
+    program.save(tmp_path)
+    assert main(["show", str(tmp_path)]) == 0
+    section = capsys.readouterr().out.partition("flagged instructions")[2].partition("\n\n")[0]
+    rows = [tuple(re.split(r"  +", line.strip())) for line in section.splitlines()[2:]]
+    assert [row[1:] for row in rows if row[0] == "train"] == [
+        ("all ranks", "host_wait", "4", "host_sync"),
+        ("all ranks", "all_to_all", "8", "dynamic_shape"),
+        ("all ranks", "run layer.0$F1", "2", "dynamic_shape"),
+        ("all ranks", "run layer.1$F1", "2", "dynamic_shape"),
+        ("all ranks", "run layer.1$B", "2", "dynamic_shape"),
+        ("all ranks", "run layer.1$B1", "2", "dynamic_shape"),
+        ("all ranks", "run layer.0$B", "2", "dynamic_shape"),
+        ("all ranks", "run layer.0$B1", "2", "dynamic_shape"),
+    ]
+    listing, lines = Listing(program), program.texts["program_0.py"].splitlines()
+    flags: dict[str, Counter[tuple[str, ...]]] = {}
+    for number in listing.entry_lines(0, "train"):
+        text, flagged = lines[number - 1], listing.line(0, number).flags
+        [kind] = re.findall(r"r\.(\w+)\(", text)
+        flags.setdefault(kind, Counter())[flagged] += 1
+        assert ("bound=" in text) == (kind == "all_to_all" and flagged == ("dynamic_shape",))
+    assert flags.pop("host_wait") == {("host_sync",): 4}
+    assert flags.pop("all_to_all")["dynamic_shape",] == 8
+    assert flags.pop("run")["dynamic_shape",] == 12
+    assert all(set(found) == {()} for found in flags.values())
+
+
+@pytest.mark.parametrize("seed", [None, 2])
+def test_a_trace_has_all_of_it_with_its_flags(tmp_path: Path, seed: int | None) -> None:
+    program = layout("pp 2, ep 2, ZeRO-3")
+    trainer = Trainer(program, transport=LocalTransport(seed=seed, delays=seed is not None))
+    with trainer.trace(tmp_path / "trace.json"):
+        trainer.step(make_batch(0, ROWS))
+    raw = json.loads((tmp_path / "trace.json").read_text())
+    check_trace(raw, program, [1])
+    flags: dict[str, set[str]] = {}
+    for event in raw["traceEvents"]:
+        about = event.get("args", {})
+        if "instruction" in about:
+            flags.setdefault(about["instruction"], set()).update(set(FLAGS) & set(about))
+    assert {kind: found for kind, found in flags.items() if found} == {
+        "host_wait": {"host_sync"},
+        "all_to_all": {"dynamic_shape"},
+        "run": {"dynamic_shape"},
+    }
+
+
+def test_check_mode_compares_what_ranks_exchange() -> None:
+    summary = piper.check(layout("ep 4"), loss_fn, make_batch(0, ROWS))
+    assert summary.compared > 300
+    assert summary.unknown == 0
 
 
 def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
@@ -176,7 +234,9 @@ def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
 
 
 def test_processes_train_to_the_bit_as_local_does(tmp_path: Path) -> None:
-    """DualPipeV, whose cells overlap: the host of a rank waits amid the other's pieces."""
+    """DualPipeV, whose cells overlap: the host of a rank waits amid the other's pieces. The trace of
+    their last step is whole.
+    """
     strategy = make_strategy(
         {"pp": 2, "edp": 1, "ep": 2}, zero=2, order="DualPipeV", microbatches=6, stages=4
     )
@@ -184,6 +244,7 @@ def test_processes_train_to_the_bit_as_local_does(tmp_path: Path) -> None:
     program = piper.compile(model, loss_fn, strategy, make_batch(0, NUM_ROWS))
     program.save(tmp_path / "program")
     done = torchrun(WORKER, tmp_path, count=ranks)
+    check_trace(json.loads((tmp_path / "trace.json").read_text()), program, [NUM_STEPS])
     trainer = Trainer(program, transport="local")
     losses = [trainer.step(make_batch(step, NUM_ROWS)).loss for step in range(NUM_STEPS)]
     for seen in saved_by_ranks(tmp_path, done, count=ranks):

@@ -17,24 +17,27 @@ def run_capture(captured: Capture, model: nn.Module, batch: Mapping[str, Tensor]
     state.
     """
     parts = captured.microbatches * captured.data_shards
-    spec = captured.losses[0]
     module = captured.module()
 
-    def run(part: int, tangent: float) -> tuple[Any, Any, Any]:
-        arguments = _arguments(captured, model, batch, part, tangent)
+    def run(part: int, scales: Mapping[str, float]) -> tuple[Any, Any, Any]:
+        arguments = _arguments(captured, model, batch, part, scales)
         with torch.no_grad():
             result: tuple[Any, Any, Any] = module(*arguments)
         return result
 
-    total = 1
-    if spec.count is not None:
-        total = sum(int(run(part, 1.0)[1][0]) for part in range(parts))
-    scale = spec.coeff / max(1, total)
+    counted = [spec.name for spec in captured.losses if spec.count is not None]
+    totals = dict.fromkeys(counted, 0)
+    for part in range(parts):
+        _, counts, _ = run(part, {spec.name: 1.0 for spec in captured.losses})
+        for name, count in zip(counted, counts, strict=True):
+            totals[name] += int(count)
+    scales = {spec.name: spec.coeff / max(1, totals.get(spec.name, 1)) for spec in captured.losses}
     loss = torch.zeros((), dtype=torch.float64)
     gradients: dict[str, Tensor] = {}
     for part in range(parts):
-        values, _, contributions = run(part, scale)
-        loss += values[0] * scale
+        values, _, contributions = run(part, scales)
+        for value, scale in zip(values, scales.values(), strict=True):
+            loss += value * scale
         for contribution, value in zip(captured.gradients, contributions, strict=True):
             name = contribution.state
             gradients[name] = gradients[name] + value if name in gradients else value
@@ -42,18 +45,22 @@ def run_capture(captured: Capture, model: nn.Module, batch: Mapping[str, Tensor]
 
 
 def _arguments(
-    captured: Capture, model: nn.Module, batch: Mapping[str, Tensor], part: int, tangent: float
+    captured: Capture,
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    part: int,
+    scales: Mapping[str, float],
 ) -> list[Tensor]:
     """Return the tensors of one microbatch in placeholder order."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     tensors |= {spec.name: spec.value for spec in captured.states if spec.value is not None}
     dims = {spec.name: spec.dim for spec in captured.inputs}
     parts = captured.microbatches * captured.data_shards
-    dtype = captured.losses[0].value.meta["val"].dtype
+    dtypes = {spec.name: spec.value.meta["val"].dtype for spec in captured.losses}
 
     def feed(role: Role) -> Tensor:
         if role.kind == "tangent":
-            return torch.tensor(tangent, dtype=dtype)
+            return torch.tensor(scales[role.name], dtype=dtypes[role.name])
         if role.kind == "state":
             return tensors[role.name].detach()
         dim = dims[role.name]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from piper_runtime.ops import moe_experts, moe_linear
+from piper_runtime.ops import (
+    moe_experts,
+    moe_linear,
+    moe_permute,
+    moe_permute_backward,
+    moe_unpermute,
+    moe_unpermute_rows,
+    moe_unpermute_weights,
+)
 from piper_runtime.ops.grouped import _is_aligned
 from torch import Tensor
 
@@ -80,3 +88,47 @@ def test_sizes_stay_on_the_device(gpu: torch.device) -> None:
         layer(there, index).sum().backward()  # type: ignore[no-untyped-call]
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# Of a row that is loaded 16 bytes at a time, of one that is not, of one of several blocks.
+ROW_SIZES = [(33, 2, 64), (7, 3, 5), (9, 1, 1030), (0, 2, 8)]
+ROW_DTYPES = [
+    (torch.float64, torch.float64),
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("sizes", ROW_SIZES, ids=str)
+@pytest.mark.parametrize(("dtype", "kind"), ROW_DTYPES)
+def test_rows_move_as_on_the_cpu(
+    gpu: torch.device, dtype: torch.dtype, kind: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    """The ops of rows by Triton's kernels, bit for bit but for the order of a sum over a row."""
+    tokens, choices, width = sizes
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(tokens, width, generator=generator).to(dtype)
+    rows = torch.randn(tokens * choices, width, generator=generator).to(dtype)
+    weights = torch.randn(tokens, choices, generator=generator).to(kind)
+    order = torch.randperm(tokens * choices, generator=generator)
+
+    def move(device: torch.device) -> list[Tensor]:
+        on, grad, scale, by = (value.to(device) for value in (rows, x, weights, order))
+        results = [
+            moe_permute(grad, by, choices),
+            moe_permute_backward(on, by, choices),
+            moe_unpermute(on, by, scale),
+            moe_unpermute_rows(grad, by, scale),
+            moe_unpermute_weights(grad, on, by, choices, kind),
+        ]
+        return [result.cpu() for result in results]
+
+    *moved, products = move(gpu)
+    *wanted, wanted_products = move(torch.device("cpu"))
+    for found, expected in zip(moved, wanted, strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(found, expected)
+    bound = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2**-7}[kind]
+    largest = max(1.0, float(wanted_products.abs().max())) if tokens else 1.0
+    torch.testing.assert_close(products, wanted_products, rtol=bound, atol=bound * largest)

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from piper_runtime.movement import Packing, TorchMovement, movement_for
 from torch import Tensor
 
 SHAPES = [(1024, 1000), (17,), (3, 5, 7), (4096,), ()]
-DTYPES = [torch.float32, torch.bfloat16]
+FP32, BF16 = torch.float32, torch.bfloat16
+DTYPES = [FP32, BF16]
+BOUNDS = {FP32: 1e-5, BF16: 2**-7}
 
 
 def drawn(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
@@ -33,30 +37,20 @@ def test_pack(device: torch.device, source: torch.dtype, target: torch.dtype, ad
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("source", DTYPES)
-@pytest.mark.parametrize("target", DTYPES)
-def test_unpack(device: torch.device, source: torch.dtype, target: torch.dtype) -> None:
-    flat = flat_of(device, source)
-    found = [torch.empty(shape, device=device, dtype=target) for shape in SHAPES]
-    expected = [torch.empty_like(part) for part in found]
-    movement_for(device).unpack(Packing(flat, SHAPES), found)
-    TorchMovement().unpack(Packing(flat, SHAPES), expected)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kind"), [(FP32, FP32), (BF16, FP32), (BF16, BF16)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rows(device: torch.device, dtype: torch.dtype, weighted: bool) -> None:
-    """Rows are gathered, and gathered and added up; some of them are padding."""
-    generator = torch.Generator().manual_seed(0)
-    num_rows, width, k = 500, 300, 2
-    x = drawn((num_rows, width), device, dtype, 0)
-    rows = torch.randint(-1, num_rows, (k * num_rows,), generator=generator).to(device)
-    slots = torch.randint(-1, k * num_rows, (num_rows, k), generator=generator).to(device)
-    weights = drawn((k * num_rows,), device, torch.float32, 1).to(dtype) if weighted else None
-    by_slot = None if weights is None else weights.view(num_rows, k)
+def test_rows(device: torch.device, dtype: torch.dtype, kind: torch.dtype, weighted: bool) -> None:
+    """Rows of tokens, and the sum of those of a token; only a sum over a row has another order."""
+    num_tokens, width, choices = 500, 300, 2
+    order = torch.randperm(choices * num_tokens, generator=torch.Generator().manual_seed(0))
+    how: dict[str, Any] = {"order": order.to(device), "choices": choices}
+    tokens = drawn((num_tokens, width), device, dtype, 0)
+    weights = drawn((num_tokens, choices), device, kind, 1) if weighted else None
     there, plain = movement_for(device), TorchMovement()
-    found, expected = there.permute_rows(x, rows, weights), plain.permute_rows(x, rows, weights)
-    assert torch.equal(found, expected)
-    back = there.unpermute_rows(expected, slots, by_slot)
-    torch.testing.assert_close(back, plain.unpermute_rows(expected, slots, by_slot))
+    rows = there.permute_rows(tokens, weights=weights, **how)
+    assert torch.equal(rows, plain.permute_rows(tokens, weights=weights, **how))
+    found = there.unpermute_rows(rows, weights=weights, **how)
+    assert torch.equal(found, plain.unpermute_rows(rows, weights=weights, **how))
+    products = there.dot_rows(tokens, rows, dtype=kind, **how)
+    wanted = plain.dot_rows(tokens, rows, dtype=kind, **how)
+    torch.testing.assert_close(products, wanted, rtol=BOUNDS[kind], atol=1e-3)

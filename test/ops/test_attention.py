@@ -20,9 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 BATCH, HEADS = 2, 4
 FLOOR = 1e-12
-# How far results of bf16 are from those of fp64 for the same operands, relative to the largest:
-# a rounding of the result is 2**-9, of the operands of the second product 2**-9 each.
-BF16 = 2**-6
+# How far results are from those of fp64 for the same operands, relative to the largest. In bf16 a
+# rounding of the result is 2**-9, of the operands of the second product 2**-9 each; in fp32 all of
+# them, and of the sums between, are 2**-24.
+NARROW = {torch.bfloat16: 2**-6, torch.float32: 2**-20}
 
 Operands = tuple[Tensor, Tensor, Tensor]
 
@@ -198,18 +199,21 @@ def test_gradients_are_those_of_finite_differences(width: int) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("offset", [0, 1])
-def test_bf16_is_near_fp64(sizes: dict[str, Any], offset: int) -> None:
+@pytest.mark.parametrize("dtype", NARROW, ids=["bf16", "fp32"])
+def test_narrow_dtypes_are_near_fp64(
+    dtype: torch.dtype, sizes: dict[str, Any], offset: int
+) -> None:
     """By fused kernels and by blocks, which an offset and another width of values ask for."""
-    narrow = make(dtype=torch.bfloat16, **sizes)
+    narrow = make(dtype=dtype, **sizes)
     q, k, v = wide = [tensor.detach().double().requires_grad_() for tensor in narrow]
     found, lse = attention_with_lse(*narrow, causal=True, scale=0.4, offset=offset)
     expected, _ = defined(q, k, v, None, causal=True, offset=offset)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == dtype
     assert lse.dtype == torch.float32
     gradients = torch.autograd.grad(loss_of(found, None), narrow)
     wanted = torch.autograd.grad(loss_of(expected, None), wide)
     for ours, value in zip((found, *gradients), (expected, *wanted), strict=True):
-        assert far(ours, value) <= BF16 * max(1.0, float(value.detach().abs().max()))
+        assert far(ours, value) <= NARROW[dtype] * max(1.0, float(value.detach().abs().max()))
 
 
 @pytest.mark.parametrize("causal", [False, True])

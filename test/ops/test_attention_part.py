@@ -1,14 +1,18 @@
-"""Attention of a part of a sequence: the terms of all parts are the gradients of the whole."""
+"""Attention of a part of a sequence: the terms of all parts are the gradients of the whole, and all
+parts are the same work.
+"""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from piper_runtime.batch import part_of_sequence
-from piper_runtime.ops import attention_part, attention_part_backward
-from piper_runtime.ops.partition import positions
+from piper_runtime.ops import attention_part, attention_part_backward, partition
+from piper_runtime.ops.attention_fused import choose_fused
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,14 +41,6 @@ def parts_of(x: Tensor, parts: int) -> list[Tensor]:
 
 def far(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).detach().abs().max())
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_positions_are_those_of_what_a_rank_is_fed(parts: int) -> None:
-    whole = torch.arange(2 * LENGTH)
-    for index in range(parts):
-        found = positions(index_of(index), 2 * LENGTH // parts, parts)
-        assert torch.equal(found, part_of_sequence(whole, 0, index, parts, name="x"))
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
@@ -78,13 +74,84 @@ def test_forward_and_backward_are_those_of_the_whole(parts: int, causal: bool, g
             assert far(total, torch.cat(parts_of(expected, parts), 2)) < FLOOR
 
 
-def test_early_and_late_pieces_see_equally_many_keys() -> None:
-    """So that causal attention is as much work for all ranks."""
+@dataclass(frozen=True)
+class Call:
+    """An attention: its scores of a head, and whether causality hides about half of them."""
+
+    scores: int
+    causal: bool
+
+
+def record(monkeypatch: pytest.MonkeyPatch, name: str, *, tensors: int) -> list[Call]:
+    """What a part asks of whole attention, by an op that takes so many tensors if there is no mask:
+    always what a fused kernel computes.
+    """
+    calls: list[Call] = []
+    run = getattr(partition, name)
+
+    def called(*args: Any) -> Any:
+        given = [arg for arg in args if isinstance(arg, Tensor)]
+        causal, _, offset = args[-3:]
+        q, k, v = given[:3] if tensors == 3 else given[1:4]
+        assert len(given) == tensors
+        assert choose_fused(q, k, v, None, causal=causal, offset=offset) is not None
+        calls.append(Call(q.shape[2] * k.shape[2], causal))
+        return run(*args)
+
+    monkeypatch.setattr(partition, name, called)
+    return calls
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_all_parts_are_the_same_work(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """Forward and backward, call by call; no more than two pieces have scores that are hidden."""
+    forward = record(monkeypatch, "attention", tensors=3)
+    backward = record(monkeypatch, "attention_backward", tensors=6)
+    q, k, v = (x.detach() for x in make())
+    own_q, piece = parts_of(q, parts)[0], LENGTH // parts // 2
+    seen = set()
+    for index in range(parts):
+        options = (index_of(index), True, SCALE, parts)
+        out, lse = attention_part(own_q, k, v, *options)
+        attention_part_backward(out, own_q, k, v, out, lse, *options)
+        assert forward == backward
+        assert [call.scores for call in forward if call.causal] == 2 * [piece**2]
+        assert sum(call.scores for call in forward) == (2 * parts + 1) * piece**2
+        seen.add(tuple(forward))
+        forward.clear()
+        backward.clear()
+    assert len(seen) == 1
+
+
+def test_work_is_what_positions_see() -> None:
+    """Early and late pieces together: as many keys for each part, a piece's own counted once."""
     for parts in (2, 4):
-        seen = {
-            int((positions(index_of(i), LENGTH // parts, parts) + 1).sum()) for i in range(parts)
-        }
-        assert seen == {LENGTH * (LENGTH + 1) // 2 // parts}
+        piece = LENGTH // parts // 2
+        whole = torch.arange(1, LENGTH + 1)
+        seen = {int(part.sum()) for part in parts_of(whole.view(1, 1, -1), parts)}
+        assert seen == {(2 * parts - 1) * piece**2 + piece * (piece + 1)}
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-6), (torch.float32, 2**-20)])
+def test_narrow_dtypes_are_near_fp64(dtype: torch.dtype, bound: float) -> None:
+    """Pieces are merged in fp32, and rounded once more."""
+    wide = [x.detach().to(dtype) for x in make()]
+    q, k, v = (x.double().requires_grad_() for x in wide)
+    expected, _ = own.attention(q, k, v, None, True, SCALE, 0)
+    grad = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64).view(expected.shape)
+    grad = grad.to(dtype).double()
+    wanted = torch.autograd.grad(expected, (q, k, v), grad)
+    keys, values = (torch.cat(parts_of(x, 4), 2) for x in wide[1:])
+    for i in range(4):
+        own_q, own_grad, own_out, own_dq = (
+            parts_of(x, 4)[i] for x in (wide[0], grad.to(dtype), expected.detach(), wanted[0])
+        )
+        options = (index_of(i), True, SCALE, 4)
+        out, lse = attention_part(own_q, keys, values, *options)
+        dq, *_ = attention_part_backward(own_grad, own_q, keys, values, out, lse, *options)
+        assert out.dtype == dq.dtype == dtype
+        for found, exact in ((out, own_out), (dq, own_dq)):
+            assert far(found.double(), exact) <= bound * max(1.0, float(exact.abs().max()))
 
 
 def test_shapes_without_data_are_those_of_the_results() -> None:

@@ -1,10 +1,10 @@
-"""Parts of values by a rank's index, and attention of a part of the queries."""
+"""Parts of values by a rank's index."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from piper_runtime.ops.partition import attention_part, clear_padding, part, positions
+from piper_runtime.ops.partition import clear_padding, part
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -70,27 +70,3 @@ def test_an_index_out_of_range_is_an_error() -> None:
 def test_the_checker_of_torch_agrees() -> None:
     """Schema, fake kernel and what is computed belong together."""
     torch.library.opcheck(own.part.default, (torch.rand(4, 6), index_of(1), 1, 3))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_of_parts_is_that_of_the_whole(parts: int, causal: bool) -> None:
-    """Where a part has early and late positions, and keys lie part behind part."""
-    torch.manual_seed(0)
-    length = 8
-    q, k, v = (torch.rand(2, heads, length, 4, dtype=torch.float64) for heads in (4, 2, 2))
-    places = [positions(index_of(number), length // parts, parts) for number in range(parts)]
-    assert sorted(torch.cat(places).tolist()) == list(range(length))
-    gathered = torch.cat(places)
-    whole, _ = own.attention.default(q, k, v, None, causal, 0.5, 0)
-    for number, place in enumerate(places):
-        found, _ = attention_part(
-            q[:, :, place],
-            k[:, :, gathered],
-            v[:, :, gathered],
-            index_of(number),
-            causal,
-            0.5,
-            parts,
-        )
-        torch.testing.assert_close(found, whole[:, :, place])

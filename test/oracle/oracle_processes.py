@@ -22,7 +22,8 @@ def train_processes(
     Names are losses, skipped, scales and states, which are whole. `folder` gets a checkpoint.
     """
     program.save(folder / "program")
-    weights = {name: value.detach() for name, value in model.named_parameters()}
+    states = (*model.named_parameters(), *model.named_buffers())
+    weights = {name: value.detach() for name, value in states}
     torch.save({"weights": weights, "batches": batches}, folder / "given.pt")
     count = program.manifest.mesh.world_size
     done = torchrun(WORKER, folder, count=count, timeout=600)

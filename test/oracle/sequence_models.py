@@ -32,14 +32,15 @@ INPUTS = ("attention.o", "down")
 
 @dataclass(frozen=True)
 class Config:
-    """What varies: heads of keys and values, whether a position sees only what comes before it, and
-    whether layers have experts.
+    """What varies: heads of keys and values, whether a position sees only what comes before it,
+    whether layers have experts, and the kind of the second norm.
     """
 
     kv_heads: int = 2
     causal: bool = True
     experts: bool = False
     layers: int = 2
+    rms: bool = True
 
 
 class Attention(nn.Module):
@@ -67,7 +68,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.norm2 = nn.RMSNorm(WIDTH) if config.rms else nn.LayerNorm(WIDTH)
         self.attention = Attention(config)
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
         self.sparse = small_moe.Layer() if config.experts else nn.Identity()
@@ -116,12 +118,12 @@ def token_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @cache
-def captures(config: Config) -> Captures:
-    """The model in fp64 with random weights, and its captures."""
+def captures(config: Config, *, dtype: torch.dtype = torch.float64) -> Captures:
+    """The model with random weights, and its captures."""
     torch.manual_seed(0)
     model = Model(config)
     randomize(model)
-    return Captures(model.double(), token_loss)
+    return Captures(model.to(dtype), token_loss)
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ By = Literal["whole", "vocabulary", "width"]
 
 @dataclass(frozen=True)
 class Config:
-    """What varies: heads of keys and values, the kind of norm, whether embedding is the head, and
-    sizes that ranks may not divide.
+    """What varies: heads, those of keys and values, the kind of norm, whether embedding is the head,
+    and sizes that ranks may not divide.
     """
 
+    heads: int = HEADS
     kv_heads: int = 2
     rms: bool = False
     tied: bool = False
@@ -50,15 +51,16 @@ PLAIN = Config()
 class Attention(nn.Module):
     """Causal attention, in which several heads of queries share one of keys and values."""
 
-    def __init__(self, kv_heads: int) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        narrow = WIDTH // HEADS * kv_heads
+        self.size = WIDTH // config.heads
+        narrow = self.size * config.kv_heads
         self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.k, self.v = nn.Linear(WIDTH, narrow), nn.Linear(WIDTH, narrow)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            linear(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            linear(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
             for linear in (self.q, self.k, self.v)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -72,7 +74,7 @@ class Layer(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm1, self.norm2 = norm(config), norm(config)
-        self.attention = Attention(config.kv_heads)
+        self.attention = Attention(config)
         self.up = nn.Linear(WIDTH, config.hidden)
         self.down = nn.Linear(config.hidden, WIDTH)
 

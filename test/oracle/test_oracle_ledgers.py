@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any, Literal
 
 import pytest
 import torch
 from oracle import piper_steps
 from piper_runtime.optimizer import OptimizerFactory
+from sharded import Sharded
 from strategies import Captures, Case
 from torch import Tensor, nn
 
 TOKENS, WORDS = 3, 4
+REDUCTIONS: tuple[Literal["last", "each"], ...] = ("last", "each")
 
 Batch = dict[str, Tensor]
+
+
+def sharing(cases: Iterable[Case]) -> list[Sharded]:
+    """Each case at every stage of ZeRO, with both policies of reduction."""
+    return [
+        Sharded(case.schedule, case.pp, case.dp, case.microbatches, zero=zero, reduce=reduce)
+        for case, zero, reduce in itertools.product(cases, range(4), REDUCTIONS)
+    ]
+
+
+def mostly_slow(cases: Iterable[Sharded]) -> list[Any]:
+    """The cases; all are slow but those of 1F1B with one policy for each stage."""
+    return [
+        pytest.param(
+            case,
+            marks=[]
+            if case.reduce == REDUCTIONS[case.zero % 2] and case.schedule == "1F1B"
+            else pytest.mark.slow,
+        )
+        for case in cases
+    ]
+
+
+def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD whose step is the gradient."""
+    return torch.optim.SGD(parameters, lr=1.0)
 
 
 class Scale(nn.Module):
@@ -69,17 +99,43 @@ def ledger() -> Captures:
         Case("1F1B", 2, 2, 8),
         Case("GPipe", 4, 1, 4),
         Case("1F1B", 4, 2, 4),
+        *mostly_slow(sharing([Case("1F1B", 2, 2, 4)])),
     ],
     ids=str,
 )
 def test_every_token_counts_once(case: Case) -> None:
     """Token k is worth 2**k, so that the bits of a gradient name the tokens in it."""
+    check_tokens(case, None)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *mostly_slow(sharing([Case("1F1B", 2, 4, 4)])),
+        *mostly_slow(sharing([Case("GPipe", 1, 2, 8), Case("DualPipeV", 2, 2, 4)])),
+        pytest.param(Sharded("Interleaved1F1B", 2, 2, 4, zero=3), marks=pytest.mark.slow),
+        pytest.param(Sharded("ZBVZeroBubble", 2, 2, 4, zero=3), marks=pytest.mark.slow),
+        Sharded("DualPipe", 2, 2, 4, zero=3),
+        Sharded("1F1B", 2, 2, 4, zero=3, rep=2),
+    ],
+    ids=str,
+)
+def test_every_token_of_an_update_counts_once(case: Sharded) -> None:
+    """The same where the optimizer's state is shared out, and so what it is given."""
+    check_tokens(case, plain_sgd)
+
+
+def check_tokens(case: Case, factory: OptimizerFactory | None) -> None:
+    """Every gradient has the bits of its tokens; SGD of rate 1 takes them off a weight of 1."""
     count = case.parts * TOKENS
     ids = torch.arange(count).mul(7).remainder(WORDS).view(case.parts, TOKENS)
     amounts = 2.0 ** torch.arange(count, dtype=torch.float64).view(case.parts, TOKENS)
     tags = {"embed": "first", "layers.*": "layer", "tail": "last"}
     (step,) = piper_steps(
-        ledger().compile(case.strategy(tags), {"ids": ids, "amounts": amounts}),
+        ledger().compile(
+            case.strategy(tags, factory, stages=case.stages if isinstance(case, Sharded) else None),
+            {"ids": ids, "amounts": amounts},
+        ),
         ledger().model,
         [{"ids": ids, "amounts": amounts}],
     )
@@ -91,6 +147,8 @@ def test_every_token_counts_once(case: Case) -> None:
     assert torch.equal(step.gradients["tail.weight"], step.gradients["embed.weight"])
     for layer in range(4):
         assert int(step.gradients[f"layers.{layer}.weight"]) == everything
+    for name, gradient in step.gradients.items():
+        assert torch.equal(step.states[name], 1 - (0 if factory is None else 1) * gradient)
 
 
 class Pair(nn.Module):
@@ -132,6 +190,7 @@ DOUBLING = [
     Case("GPipe", 1, 2, 2),
     Case("1F1B", 2, 1, 8),
     Case("1F1B", 2, 2, 4),
+    *mostly_slow(sharing([Case("GPipe", 1, 4, 2), Case("1F1B", 2, 2, 4)])),
 ]
 
 
@@ -143,10 +202,6 @@ def pair(loss_fn: Callable[[nn.Module, Batch], Tensor]) -> Captures:
 @pytest.mark.parametrize("case", DOUBLING, ids=str)
 def test_weights_double_each_step(case: Case) -> None:
     """The gradient of the mean is -w, so SGD with rate 1 makes w 2w: exactly 8w after three."""
-
-    def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=1.0)
-
     batch = {"x": _signs(case)}
     model = pair(energy).model
     program = pair(energy).compile(case.strategy(PAIR_TAGS, plain_sgd), batch)
@@ -163,9 +218,9 @@ def _decaying(kind: type[torch.optim.Optimizer]) -> OptimizerFactory:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_zero_gradients_only_decay(kind: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize("case", mostly_slow(sharing([Case("1F1B", 2, 2, 4)])), ids=str)
+def test_zero_gradients_only_decay(case: Sharded, kind: type[torch.optim.Optimizer]) -> None:
     """Every element shrinks by 1 - rate * decay = 3/4 in each step, and is decayed only once."""
-    case = Case("1F1B", 2, 2, 4)
     batch = {"x": torch.zeros(case.parts, 2, dtype=torch.float64)}
     model = pair(output).model
     program = pair(output).compile(case.strategy(PAIR_TAGS, _decaying(kind), clip=1.0), batch)
@@ -209,3 +264,26 @@ def test_main_gradients_have_the_reduce_dtype(dtype: torch.dtype | None, sums: f
     assert gradient.dtype == (dtype or torch.bfloat16)
     assert gradient.tolist() == [sums, sums]
     assert step.loss == -2 * case.parts
+
+
+REDUCED = [
+    *mostly_slow(sharing([Case("1F1B", 1, 2, 4)])),
+    Sharded("1F1B", 1, 2, 4, zero=3, rep=2),
+    pytest.param(Sharded("1F1B", 1, 2, 4, zero=0, rep=2), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("dtype", "each"), [(torch.float32, 259), (None, 256)], ids=str)
+@pytest.mark.parametrize("case", REDUCED, ids=str)
+def test_shared_main_gradients_have_the_reduce_dtype(
+    case: Sharded, dtype: torch.dtype | None, each: int
+) -> None:
+    """On each rank 256, then three ones, each below the rounding of bf16, as twos are of 512."""
+    rows = torch.ones(case.parts, 2, dtype=torch.bfloat16)
+    rows[:: case.microbatches] = 256
+    strategy = case.strategy({"scale": "scale"}, plain_sgd, reduce_dtype=dtype)
+    program = narrow().compile(strategy, {"x": rows})
+    (step,) = piper_steps(program, narrow().model, [{"x": rows}])
+    gradient = step.gradients["scale.weight"]
+    assert gradient.dtype == (dtype or torch.bfloat16)
+    assert gradient.tolist() == [each * case.parts / case.microbatches] * 2

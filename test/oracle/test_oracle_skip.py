@@ -290,11 +290,15 @@ def test_steps_taken_one_by_one_count() -> None:
     trainer.close()
 
 
-def test_check_mode_refuses_a_loss_scale() -> None:
-    """The single process does not multiply by it."""
-    program, model, parts = compiled(CASES[1], loss_scale=8.0)
-    with pytest.raises(ValueError, match=r"a program without a loss scale, got one of 8\.0"):
-        piper.check(program, weighted_loss, parts[0], model=model, transport="local")
+def test_check_mode_skips_as_the_ranks_do() -> None:
+    """A step that is not finite on any side: neither values nor their bound are in the way."""
+    program, model, parts = compiled(CASES[1], loss_scale=piper.LossScale(initial=8.0))
+    reference = piper.Reference(program, weighted_loss, parts[0], model=model)
+    trainer = piper.Trainer(program, transport=LocalTransport(), model=model, check=reference)
+    assert [trainer.step(batch).skipped for batch in parts[: BAD + 2]] == [False, True, False]
+    assert trainer.checked is not None
+    assert trainer.checked.unknown == 0
+    trainer.close()
 
 
 def test_check_mode_knows_whether_a_step_is_skipped() -> None:

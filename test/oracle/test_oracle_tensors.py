@@ -95,12 +95,15 @@ def test_parts_of_sequences(case: Tensors) -> None:
         (Tensors("ZBVZeroBubble", 2, 2, 4, zero=3), Config(rms=True, kv_heads=4)),
         (Tensors("1F1B", 2, 2, 2, zero=2), Config(kv_heads=4)),
         (Tensors("1F1B", 0, 1, 1, tp=4), Config(kv_heads=4)),
+        (Tensors("1F1B", 2, 1, 2, tp=4, zero=1), Config(heads=8, kv_heads=4)),
         (Tensors("1F1B", 0, 1, 2, tp=2), Config(rms=True)),
     ],
     ids=str,
 )
 def test_norms_and_heads(case: Tensors, config: Config) -> None:
-    """Both norms; as many heads of keys and values as ranks, or more; without a pipeline."""
+    """Both norms; as many heads of keys and values as ranks, or more; groups of heads on four ranks;
+    without a pipeline.
+    """
     check(case, config)
 
 
@@ -210,7 +213,7 @@ def test_beside_experts(case: Both) -> None:
         check_steps(piper_steps(program, captures.model, batches, factory), expected)
 
 
-@pytest.mark.parametrize("case", [MATRIX[0], MATRIX[11]], ids=str)
+@pytest.mark.parametrize("case", [MATRIX[0], MATRIX[11], SEQUENCES[5]], ids=str)
 def test_bf16_is_as_near_as_plain_bf16(case: Tensors) -> None:
     """Three steps in bf16 differ from fp64 by less than a bound that plain PyTorch meets, too."""
     captures, batches = (

@@ -16,7 +16,13 @@ from small_tensors import CLIP, Config, Tensors
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [Tensors("1F1B", 0, 2, 2, zero=1), Tensors("DualPipeV", 2, 1, 4, zero=0)], ids=str
+    "case",
+    [
+        Tensors("1F1B", 0, 2, 2, zero=1),
+        Tensors("DualPipeV", 2, 1, 4, zero=0),
+        Tensors("1F1B", 0, 2, 2, zero=1, sequence=True),
+    ],
+    ids=str,
 )
 def test_gloo_does_what_local_does(case: Tensors, tmp_path: Path) -> None:
     """The same losses and weights to the last bit, on every rank; and a checkpoint of all of them,

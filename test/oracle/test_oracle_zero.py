@@ -1,42 +1,28 @@
-"""Sharded states train as plain PyTorch does: ZeRO 0 to 3 and HSDP, in fp64."""
+"""Sharded states train as plain PyTorch does: ZeRO 0 to 3, in fp64."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
 import hf_models
-import piper
 import pytest
 import small_gpt
 import torch
 from hf_models import FAMILIES, next_token_loss
-from oracle import (
-    BOUND,
-    Step,
-    adamw,
-    check_steps,
-    gradients_of,
-    piper_steps,
-    plain_steps,
-    sgd,
-)
-from piper.strategy.update import Update
-from piper_runtime import Program
+from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, sgd
+from piper.simulate import ProgramFacts
+from piper.simulate.communication import measure_traffic
+from piper_runtime.optimizer import OptimizerFactory
 from sharded import Sharded
+from sharded_gpt import CLIP, NAMES, check_training, compile_case
 from small_gpt import TAGS, token_loss
-from strategies import Captures, Case
+from strategies import Captures
 from torch import Tensor, nn
 
-CLIP = 0.5
-LAYERS = 6  # with embedding and head 8 chunks, two for each of 4 stages
-
-
 REDUCTIONS: tuple[Literal["last", "each"], ...] = ("last", "each")
-NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")
 MATRIX = [
     Sharded(name, 2, 2, 8, zero=zero, reduce=reduce)
     for zero, name, reduce in itertools.product(range(4), NAMES, REDUCTIONS)
@@ -48,23 +34,6 @@ QUICK = [  # every stage with every policy, every schedule, and every schedule a
 ] + [case for case in MATRIX if case.zero == 3 and case.reduce == "each"]
 
 
-def _strategy(case: Sharded) -> piper.Strategy:
-    return case.strategy(TAGS, sgd, clip=CLIP, stages=case.stages)
-
-
-def _compile(case: Sharded) -> tuple[Program, Captures, list[small_gpt.Batch]]:
-    captures, batches = small_gpt.captures(tied=True, layers=LAYERS), small_gpt.batches(case)
-    return captures.compile(_strategy(case), batches[0]), captures, batches
-
-
-def _check(case: Sharded) -> None:
-    """Three steps each of SGD with momentum and of AdamW, clipped, equal plain PyTorch."""
-    program, captures, batches = _compile(case)
-    for factory in (sgd, adamw):
-        expected = plain_steps(captures.model, token_loss, batches, factory, clip=CLIP)
-        check_steps(piper_steps(program, captures.model, batches, factory), expected)
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -74,7 +43,7 @@ def _check(case: Sharded) -> None:
 )
 def test_training_equals_plain_pytorch(case: Sharded) -> None:
     """Loss, norm, gradients and weights: every stage, policy and schedule; tied weights too."""
-    _check(case)
+    check_training(case)
 
 
 @pytest.mark.parametrize(
@@ -91,59 +60,31 @@ def test_training_equals_plain_pytorch(case: Sharded) -> None:
 )
 def test_gathers_at_other_times(case: Sharded) -> None:
     """However long states are kept whole, and however early they are gathered."""
-    _check(case)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Sharded("1F1B", 2, 2, 2, zero=zero, reduce=reduce, rep=2)
-        for zero, reduce in itertools.product((1, 2, 3), REDUCTIONS)
-    ],
-    ids=str,
-)
-def test_hsdp_equals_plain_pytorch(case: Sharded) -> None:
-    """States sharded along one data axis and whole along another, 2 x 2."""
-    _check(case)
-
-
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_shards_along_two_axes(zero: int) -> None:
-    """A product of axes shares out states as one axis of its size does."""
-    case = Case("1F1B", 1, 4, 2)
-    captures, batches = small_gpt.captures(tied=True), small_gpt.batches(case, steps=2)
-    strategy = piper.Strategy(
-        mesh={"dp_replicate": 2, "dp_shard": 2},
-        directives=[
-            piper.annotate(TAGS),
-            piper.split(microbatches=case.microbatches),
-            piper.replicate(axis=("dp_replicate", "dp_shard"), zero=zero),
-            piper.update(adamw, clip=CLIP),
-        ],
-    )
-    program = captures.compile(strategy, batches[0])
-    expected = plain_steps(captures.model, token_loss, batches, adamw, clip=CLIP)
-    check_steps(piper_steps(program, captures.model, batches), expected)
+    check_training(case)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_results_do_not_depend_on_who_is_first(zero: int) -> None:
     """The bits of a step are the same in any order that the program allows."""
-    program, captures, batches = _compile(Sharded("ZBVZeroBubble", 2, 2, 4, zero=zero))
+    program, captures, batches = compile_case(Sharded("ZBVZeroBubble", 2, 2, 4, zero=zero))
     expected = piper_steps(program, captures.model, batches)
     for seed in (0, 1):
         found = piper_steps(program, captures.model, batches, seed=seed)
         check_steps(found, expected, bound=0.0)
 
 
-def test_transformers_gpt2_at_stage_3() -> None:
-    """Unmodified GPT-2, whose head is its embedding, on two pipeline stages."""
+@pytest.mark.parametrize("factory", [sgd, adamw])
+def test_transformers_gpt2_at_stage_3(factory: OptimizerFactory) -> None:
+    """Unmodified GPT-2, whose head is its embedding, on two pipeline stages: three steps."""
     case = Sharded("1F1B", 2, 2, 2, zero=3)
     captures, batch = hf_models.captures("gpt2", layers=2), hf_models.make_batch(case)
-    bound = max(BOUND, 10 * hf_models.floor(captures.model, batch))
-    program = captures.compile(case.strategy(FAMILIES["gpt2"].tags, stages=2), batch)
-    expected = plain_steps(captures.model, next_token_loss, [batch])
-    check_steps(piper_steps(program, captures.model, [batch]), expected, bound=bound)
+    batches = [{name: rows.roll(step, 0) for name, rows in batch.items()} for step in range(3)]
+    bound = max(BOUND, *(10 * hf_models.floor(captures.model, batch) for batch in batches))
+    strategy = case.strategy(FAMILIES["gpt2"].tags, factory, clip=CLIP, stages=2)
+    program = captures.compile(strategy, batch)
+    expected = plain_steps(captures.model, next_token_loss, batches, factory, clip=CLIP)
+    assert all(step.grad_norm is not None and step.grad_norm > CLIP for step in expected)
+    check_steps(piper_steps(program, captures.model, batches), expected, bound=bound)
 
 
 class Odd(nn.Module):
@@ -221,54 +162,20 @@ def test_steps_without_update_leave_weights(name: str, zero: int) -> None:
     check_steps(piper_steps(program, captures.model, batches), expected)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("zero", range(4))
-def test_master_values_have_a_dtype_of_their_own(zero: int) -> None:
-    """A float32 model whose optimizer updates float64 values: weights are those, rounded."""
-    case = Sharded("1F1B", 2, 2, 2, zero=zero)
-    captures, batches = single(), small_gpt.batches(case)
-    plain = case.strategy(TAGS, sgd, clip=CLIP, stages=2, reduce_dtype=torch.float64)
-    directives = [
-        piper.update(sgd, clip=CLIP, master_dtype=torch.float64)
-        if isinstance(directive, Update)
-        else directive
-        for directive in plain.directives
-    ]
-    strategy = piper.Strategy(mesh=case.mesh, directives=directives)
-    found = piper_steps(captures.compile(strategy, batches[0]), captures.model, batches)
-    expected = mastered_steps(captures.model, batches)
-    check_steps(found, expected, bound=1e-6)
-    assert {value.dtype for value in found[0].states.values()} == {torch.float32}
-
-
-@cache
-def single() -> Captures:
-    """The small GPT in float32."""
-    model = copy.deepcopy(small_gpt.captures(tied=True).model).float()
-    return Captures(model, token_loss)
-
-
-def mastered_steps(model: nn.Module, batches: list[small_gpt.Batch]) -> list[Step]:
-    """Plain PyTorch with float64 copies of the weights that the optimizer updates."""
-    model = copy.deepcopy(model)
-    own = list(model.parameters())
-    masters = [nn.Parameter(parameter.detach().double()) for parameter in own]
-    optimizer, steps = sgd(masters), []
-    for batch in batches:
-        model.zero_grad()
-        loss = token_loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = gradients_of(model)
-        for parameter, master in zip(own, masters, strict=True):
-            assert parameter.grad is not None
-            master.grad = parameter.grad.double()
-        norm = float(nn.utils.clip_grad_norm_(masters, CLIP))
-        optimizer.step()
-        with torch.no_grad():
-            for parameter, master in zip(own, masters, strict=True):
-                parameter.copy_(master)
-        by_parameter = dict(zip(own, masters, strict=True))
-        named = model.named_parameters(remove_duplicate=False)
-        states = {name: by_parameter[value].detach().float() for name, value in named}
-        states |= {name: value.clone() for name, value in model.named_buffers()}
-        steps.append(Step(float(loss.detach()), norm, gradients, states))
-    return steps
+def test_without_update_sums_are_whole(zero: int, reduce: Literal["last", "each"]) -> None:
+    """Nothing takes parts of a gradient that is summed once; the rest is shared out as ever."""
+    case = Sharded("1F1B", 2, 2, 2, zero=zero, reduce=reduce)
+    captures, batches = small_gpt.captures(tied=True), small_gpt.batches(case, steps=1)
+    program = captures.compile(case.strategy(TAGS, stages=case.stages), batches[0])
+    parts = zero > 1 and reduce == "each"
+    for spec in program.manifest.buckets:
+        assert spec.shard_axes == (("dp",) if zero else ())
+        assert spec.grad_sharded == parts
+    ops = {
+        item.op
+        for item in measure_traffic(ProgramFacts.read(program))
+        if item.coordinates == (0,) and item.comm.axes == ("dp",)
+    }
+    assert ops == {"reduce_scatter" if parts else "all_reduce", *["all_gather"][: zero == 3]}

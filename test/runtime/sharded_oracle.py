@@ -35,7 +35,12 @@ class SingleProcess:
         self._optimizer = factory(list(self._parameters.values()))
 
     def expect(
-        self, entry_point: str, *, states: Mapping[str, Tensor], shards: Shards
+        self,
+        entry_point: str,
+        *,
+        states: Mapping[str, Tensor],
+        shards: Shards,
+        loss_scale: float = 1.0,
     ) -> SingleCall:
         """Run a training step."""
         flats = {name: _flat(states, members) for name, members in BUCKETS.items()}
@@ -97,24 +102,25 @@ class SingleCall:
             known = self.gradients.get(f"{layer}$b")
             self.gradients[f"{layer}$b"] = flat if known is None else known + flat
 
-    def result(self, chunk: str, index: int, *, microbatch: int, shard: int) -> Value | None:
-        """Return a result of a chunk."""
-        return self._made[chunk, microbatch, shard][index]
+    def result(self, chunk: str, index: int, *, microbatch: int, place: int) -> Value | None:
+        """Return a result of a chunk; ranks exchange none."""
+        made = self._made.get((chunk, microbatch, place))
+        return None if made is None else made[index]
 
-    def operands(self, chunk: str, *, microbatch: int, shard: int) -> Sequence[Value]:
+    def operands(self, chunk: str, *, microbatch: int, place: int) -> Sequence[Value]:
         """Return what a chunk is run on."""
-        return self._given[chunk, microbatch, shard]
+        return self._given[chunk, microbatch, place]
 
     def contributions(self, bucket: str) -> Iterable[tuple[str, int]]:
         """Return the one chunk that adds to a gradient."""
         layer = bucket.removesuffix("$b")
         return [(f"{layer}_B", GRADIENTS[layer])]
 
-    def bucket(self, name: str, *, updated: bool) -> Tensor:
+    def bucket(self, name: str, *, updated: bool, place: int) -> Tensor:
         """Return the flat value of a bucket."""
         return (self.updated if updated else self.flats)[name]
 
-    def gradient(self, bucket: str) -> Tensor:
+    def gradient(self, bucket: str, *, place: int) -> Tensor:
         """Return the flat sum of the gradients of a bucket."""
         return self.gradients[bucket]
 

@@ -9,6 +9,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from torchrun import command, torchrun
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 LIMIT = 5.0
-SLACK = 15.0
+SLACK = 15.0  # for torchrun to notice, and all processes to end
+SECONDS = 10.0  # in which all ranks raise: many times what it takes
 
 
 def trainer(fault: Fault | str | None = None) -> Trainer:
@@ -154,6 +156,8 @@ class Ended:
     seconds: float
     stderr: str
     left: list[str]
+    after: dict[int, float]
+    """Seconds from the fault to the exception of each rank, by the clock of the processes."""
 
     def reports(self, text: str) -> list[int]:
         """The ranks whose last exception is of a kind, or holds a text."""
@@ -163,21 +167,34 @@ class Ended:
         return [line for line in self.stderr.splitlines() if line.startswith(f"[rank{rank}]:")]
 
 
-def launch(fault: str, *, steps: int = 4) -> Ended:
-    """Run the worker under torchrun; ``seconds`` count from when the fault struck."""
+def launch(fault: str, *words: str, limit: float = LIMIT) -> Ended:
+    """Run the worker under torchrun; ``seconds`` count from when the fault struck to the end of all
+    processes. A rank may stand still for ``limit`` seconds.
+    """
     mark = f"PIPER_TEST_MARK={uuid.uuid4()}"
     name, value = mark.split("=")
     environment = os.environ | {VARIABLE: fault, name: value, "OMP_NUM_THREADS": "1"}
-    launched = command(WORKER, LIMIT, steps, count=4)
-    struck, lines = time.monotonic(), []
-    with subprocess.Popen(launched, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("piper: fault of step"):
-                struck = time.monotonic()
-        status = process.wait(timeout=120)
-    return Ended(status, time.monotonic() - struck, "".join(lines), processes_with(mark))
+    with TemporaryDirectory() as folder:
+        launched = command(WORKER, limit, 4, folder, *words, count=4)
+        struck, lines = time.monotonic(), []
+        with subprocess.Popen(
+            launched, env=environment, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                lines.append(line)
+                if line.startswith("piper: fault of step"):
+                    struck = time.monotonic()
+            status = process.wait(timeout=120)
+        seconds, left = time.monotonic() - struck, processes_with(mark)
+        return Ended(status, seconds, "".join(lines), left, times_in(Path(folder)))
+
+
+def times_in(folder: Path) -> dict[int, float]:
+    """The seconds from the fault to the end of each rank that could still say when that was."""
+    struck = float((folder / "struck").read_text())
+    ended = {rank: folder / f"ended{rank}" for rank in range(4)}
+    return {r: float(file.read_text()) - struck for r, file in ended.items() if file.exists()}
 
 
 def processes_with(mark: str) -> list[str]:
@@ -194,9 +211,11 @@ def processes_with(mark: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_killed_rank_is_named_by_the_others_with_where_it_was() -> None:
-    ended = launch("rank=2 step=3 instruction='layer_1_B mb 1' action=kill")
+    ended = launch("rank=2 step=3 instruction='layer_1_B mb 1' action=kill", limit=60)
     assert ended.status != 0
     assert ended.seconds < SLACK
+    assert set(ended.after) == {0, 1, 3}
+    assert max(ended.after.values()) < SECONDS
     assert ended.left == []
     assert ended.reports("RemoteError: rank 2 (pp 1, dp 0) vanished: its process has ended")
     assert ended.reports("in step 3 (train)") == [0, 1, 3]
@@ -219,6 +238,8 @@ def test_a_sleeping_rank_is_named_with_who_waits_for_it(
     assert ended.status != 0
     assert ended.left == []
     assert LIMIT < ended.seconds < LIMIT + SLACK
+    assert set(ended.after) >= {0, 1, 3}
+    assert max(ended.after.values()) < LIMIT + SECONDS
     head, _, report = ended.stderr.partition("piper: no progress for ")
     assert "Traceback" not in head
     lines = report.partition("[rank")[0].splitlines()
@@ -231,9 +252,11 @@ def test_a_sleeping_rank_is_named_with_who_waits_for_it(
 
 @pytest.mark.slow
 def test_a_raising_rank_stops_all_with_its_traceback_first() -> None:
-    ended = launch("rank=1 step=2 instruction='layer_0_F mb 1' action=raise")
+    ended = launch("rank=1 step=2 instruction='layer_0_F mb 1' action=raise", limit=60)
     assert ended.status != 0
     assert ended.seconds < SLACK
+    assert set(ended.after) == {0, 1, 2, 3}
+    assert max(ended.after.values()) < SECONDS
     assert ended.left == []
     assert ended.reports("FaultError: this instruction was told to fail") == [0, 1, 2, 3]
     assert ended.reports("RemoteError: rank 1 failed:") == [0, 2, 3]
@@ -246,8 +269,19 @@ def test_a_raising_rank_stops_all_with_its_traceback_first() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_fault_all_ranks_end_well_with_the_bits_of_local() -> None:
-    done = torchrun(WORKER, 60, 3, count=4)
+def test_a_raising_rank_stops_all_though_its_process_stays() -> None:
+    """They are told, and do not only see that it has gone, or that nothing moves."""
+    ended = launch("rank=1 step=2 instruction='layer_0_F mb 1' action=raise", "stay", limit=60)
+    assert ended.status != 0
+    assert ended.left == []
+    assert set(ended.after) == {0, 1, 2, 3}
+    assert max(ended.after.values()) < SECONDS
+    assert ended.reports("RemoteError: rank 1 failed:") == [0, 2, 3]
+
+
+@pytest.mark.slow
+def test_without_a_fault_all_ranks_end_well_with_the_bits_of_local(tmp_path: Path) -> None:
+    done = torchrun(WORKER, 60, 3, tmp_path, count=4)
     assert done.returncode == 0, done.stderr
     local = trainer()
     for step in range(3):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mlp_program import make_adamw, make_sgd
+from op_log import OpLog
 from piper_runtime import LocalTransport, Trainer
 from piper_runtime.optimizer import OptimizerFactory
 from piper_runtime.state import Bucket
@@ -47,15 +50,39 @@ def buckets(trainer: Trainer) -> list[dict[str, Bucket]]:
     return [dict(home.buckets) for _, home in sorted(trainer._homes.items())]
 
 
-def train(sharding: Sharding, factory: OptimizerFactory) -> None:
+def train(
+    sharding: Sharding, factory: OptimizerFactory, plain: OptimizerFactory | None = None
+) -> None:
+    """Train as one process does with ``plain``, or the same optimizer."""
     batches = [make_batch(step, sharding.ranks) for step in range(NUM_STEPS)]
-    train_as_plain(start(sharding, factory), Odd(), batches, factory, sharding.clip)
+    train_as_plain(start(sharding, factory), Odd(), batches, plain or factory, sharding.clip)
 
 
 @pytest.mark.parametrize("sharding", MATRIX, ids=str)
 @pytest.mark.parametrize("factory", [make_sgd, make_adamw])
 def test_sharded_training_is_plain_training(sharding: Sharding, factory: OptimizerFactory) -> None:
     train(sharding, factory)
+
+
+IN_ONE_KERNEL: dict[str, tuple[Callable[..., torch.optim.Optimizer], set[str]]] = {
+    "sgd foreach": (make_sgd, {"_foreach_mul_"}),
+    "adamw foreach": (make_adamw, {"_foreach_mul_", "_foreach_addcdiv_"}),
+    "sgd fused": (make_sgd, {"_fused_sgd_"}),
+    "adamw fused": (make_adamw, {"_fused_adamw_"}),
+}
+"""Optimizers with a flag, and the ops on several tensors that they call."""
+SEVERAL = {"_foreach_mul_", "_foreach_addcdiv_", "_fused_sgd_", "_fused_adamw_"}
+
+
+@pytest.mark.parametrize("sharding", MATRIX, ids=str)
+@pytest.mark.parametrize("kind", IN_ONE_KERNEL)
+def test_a_rank_may_update_its_part_in_one_kernel(sharding: Sharding, kind: str) -> None:
+    """As in plain PyTorch that updates one tensor after the other."""
+    make, expected = IN_ONE_KERNEL[kind]
+    flag = kind.split()[1]
+    with OpLog() as ops:
+        train(sharding, partial(make, **{flag: True}), partial(make, foreach=False))
+    assert ops.names & SEVERAL == expected
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mlp_program import make_sgd, sealed
-from piper_runtime import InstructionError, LocalTransport, Program, ProgramError, Trainer
+from piper_runtime import InstructionError, Program, ProgramError, Trainer
 from piper_runtime.manifest import BucketSpec, StateSpec
 from piper_runtime.sharding import Shard
 from piper_runtime.state import Bucket
@@ -365,16 +365,3 @@ def test_check_mode_names_what_went_wrong(
     trainer = start(program, check=SingleProcess(sharding, make_sgd))
     with pytest.raises(InstructionError, match=message):
         trainer.step(make_batch(0, sharding.ranks))
-
-
-def test_check_mode_refuses_values_that_are_wider_than_chunks_compute() -> None:
-    sharding = Sharding(1, compute="float32")
-    with pytest.raises(ValueError, match=r"values of the dtype that chunks compute in, got bucket "
-                       r"'fc\$b' of float64, computed in float32"):  # fmt: skip
-        Trainer(
-            sharded_program(sharding),
-            model=Odd(dtype=torch.float32),
-            optimizer=make_sgd,
-            check=SingleProcess(sharding, make_sgd),
-            transport=LocalTransport(),
-        )

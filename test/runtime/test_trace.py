@@ -55,38 +55,6 @@ def test_a_trace_has_every_instruction_once_and_an_arrow_per_message(
     check_trace(read(path), trainer.program, [2, 3])
 
 
-def spoil(events: list[dict[str, Any]], what: str) -> None:
-    """Change a trace in a way that its schema forbids."""
-    instructions = [event for event in events if "instruction" in event.get("args", {})]
-    arrows = [event for event in events if event["ph"] in "stf"]
-    if what == "missing":
-        events.remove(instructions[7])
-    elif what == "twice":
-        events.append(dict(instructions[7]))
-    elif what == "overlap":
-        instructions[7]["dur"] += 1e6
-    elif what == "no arrow":
-        gone = arrows[0]["id"]
-        events[:] = [event for event in events if event.get("id") != gone]
-    elif what == "outside":
-        arrows[1]["ts"] += 1e6
-    else:
-        arrows[0]["pid"] = 3
-
-
-@pytest.mark.parametrize("what", ["missing", "twice", "overlap", "no arrow", "outside", "astray"])
-def test_the_schema_finds(what: str, tmp_path: Path, batches: Iterator[Any]) -> None:
-    trainer = make_trainer()
-    path = tmp_path / "trace.json"
-    with trainer.trace(path):
-        trainer.step(next(batches))
-    raw = read(path)
-    check_trace(raw, trainer.program, [1])
-    spoil(raw["traceEvents"], what)
-    with pytest.raises((AssertionError, ValueError)):
-        check_trace(raw, trainer.program, [1])
-
-
 def test_collectives_of_four_ranks_are_one_arrow_each(tmp_path: Path) -> None:
     program = collective_program("float32")
     trainer = Trainer(program)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mlp_program import program_texts
+from mlp_program import LENGTH, ROWS, WIDTH, program_texts
 from piper_runtime import Program
 from torchrun import torchrun
 from trace_schema import check_trace
@@ -83,6 +84,26 @@ def test_the_chosen_rank_is_profiled(folder: Path) -> None:
     assert [path.name for path in folder.glob("profile*.json")] == ["profile1.json"]
     events = json.loads((folder / "profile1.json").read_text())["traceEvents"]
     assert "PP:0F3 layer.0$F" in {event.get("name") for event in events}
+
+
+def test_the_memory_of_the_chosen_step_of_the_chosen_rank_is_recorded(folder: Path) -> None:
+    """Rank 1 has stage 0; its file is there as soon as step 5 has ended, and not before."""
+    assert [path.name for path in folder.glob("memory*.json")] == ["memory1.json"]
+    written = [torch.load(folder / f"written{rank}.pt") for rank in range(NUM_RANKS)]
+    assert written == [[n >= 5 and rank == 1 for n in range(1, 7)] for rank in range(NUM_RANKS)]
+    events = json.loads((folder / "memory1.json").read_text())["traceEvents"]
+    named = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+    cells = {name: number for name, number in named.items() if name.startswith("PP:")}
+    chunks = {"F": ["embed$F", "layer.0$F"], "B": ["layer.0$B", "embed$B"]}
+    assert cells == {
+        f"PP:0{letter}{microbatch} {chunk}": 1  # once: one step
+        for letter, both in chunks.items()
+        for chunk in both
+        for microbatch in range(4)
+    }
+    counted = [event["args"]["bytes"] for event in events if event["ph"] == "C"]
+    activation = ROWS * LENGTH * WIDTH * 8
+    assert max(counted) - min(counted) > activation
 
 
 def test_ranks_that_want_different_things_are_told(folder: Path) -> None:

@@ -11,8 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import piper
 import pytest
+import shared_model
 import torch
 from frozen import Machine
 from mlp_program import TiedMlp, program_texts
@@ -269,6 +272,46 @@ def test_a_stall_ends_every_rank_with_one_report(
     assert capsys.readouterr().err == f"piper: {report}\n"
     look(ranks, clock, 10)
     assert [len(rank.failures) for rank in ranks] == [1] * NUM_RANKS
+
+
+def line_of(text: str) -> str:
+    """Where the one line of the model that holds a text is, as programs say it."""
+    lines = Path(shared_model.__file__).read_text().splitlines()
+    [number] = [n for n, line in enumerate(lines, start=1) if text in line]
+    return f"shared_model.py:{number}"
+
+
+def test_the_report_of_a_compiled_program_has_the_lines_of_the_model_and_the_directives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rank 0 hangs in a layer; the others wait for a message, and for sums of both kinds."""
+    model, batch = shared_model.make_model(), shared_model.make_batch()
+    program = piper.compile(model, shared_model.token_loss, shared_model.make_strategy(), batch)
+    compiled = Programs(program.load(torch.device("cpu")))
+    ranks, clock = world(compiled)
+    frozen = find(compiled, 0, "r.run(layer_1_F, layer_0_F1_m1")
+    for rank, status in zip(ranks, Machine(compiled, frozen).statuses().values(), strict=True):
+        rank.be(status)
+    look(ranks, clock, 12)
+    [report] = {str(rank.failures[0]) for rank in ranks}
+    assert capsys.readouterr().err == f"piper: {report}\n"
+    layer, loss = line_of("F.gelu(layer(x))"), line_of("F.cross_entropy(")
+    _, behind, at, origin, *waiting = report.splitlines()
+    assert behind == "rank 0 (pp 0, dp 0) is behind: it has been running for 10.0 s"
+    assert at == f"  at instruction {frozen.number} of {frozen.describe()}"
+    assert re.fullmatch(rf"     from 0F1 \S*{layer} \(layers\.1\), order", origin)
+    waits = re.compile(r"  (rank \d) .* waits for rank (\d): .*, from (?:\S*/)?(.*)")
+    told = [found.groups() for line in waiting if (found := waits.fullmatch(line))]
+    assert told == [
+        ("rank 1", "0", f"{loss}, replicate"),
+        ("rank 2", "0", f"{layer} (layers.1), place"),
+        ("rank 3", "2", f"{loss}, replicate"),
+    ]
+    assert re.search(
+        r": recv of layer\.1\$F#1, instruction \d+, program_pp1\.py:\d+: `from0_m1, e_\d+ = "
+        r"r\.recv\(",
+        waiting[1],
+    )
 
 
 def test_no_stall_while_the_rank_that_is_behind_goes_on(programs: Programs) -> None:

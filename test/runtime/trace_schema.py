@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from piper_runtime import Program
 
 Event = dict[str, Any]
-ENTRY = re.compile(r"^def train\(r\):\n((?:    .*\n)+)", re.MULTILINE)
-MESSAGE = re.compile(r"r\.(send|recv)\(")
-COLLECTIVE = re.compile(
-    r"r\.(all_reduce|all_gather|reduce_scatter|broadcast)\(.*comm=['\"]([^'\"]+)"
-)
+Place = tuple[int, int, str, str, str]
+"""The rank, step, line, kind and stream of an instruction."""
+MESSAGES = ("send", "recv")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An instruction as the text of a program has it; a line may hold several."""
+
+    line: int
+    kind: str
+    stream: str
+    comm: str
 
 
 def check_trace(raw: dict[str, Any], program: Program, steps: list[int]) -> None:
@@ -25,15 +36,19 @@ def check_trace(raw: dict[str, Any], program: Program, steps: list[int]) -> None
     assert {event["ph"] for event in raw["traceEvents"]} <= {"M", "X", "s", "t", "f"}
     events = [event for event in raw["traceEvents"] if event["ph"] != "M"]
     assert all(event["ts"] >= 0 for event in events)
-    _check_names(raw["traceEvents"], program)
+    threads = _check_names(raw["traceEvents"], program)
     _check_ranges([event for event in events if event["ph"] == "X"])
     instructions = [event for event in events if "instruction" in event.get("args", {})]
-    _check_instructions(instructions, program, steps)
+    _check_instructions(instructions, threads, program, steps)
+    _check_cells([event for event in events if event.get("cat") == "cell"], instructions)
     _check_flows([event for event in events if event["ph"] != "X"], instructions, program, steps)
 
 
-def _check_names(events: list[Event], program: Program) -> None:
-    """Every rank is a process with a name, every stream a thread with a name of its own."""
+def _check_names(events: list[Event], program: Program) -> dict[tuple[int, int], str]:
+    """Every rank is a process with a name, every stream a thread with a name of its own.
+
+    Returns these by process and thread.
+    """
     mesh = program.manifest.mesh
     named = [event for event in events if event["name"] == "process_name"]
     expected = {rank: mesh.describe(rank) for rank in range(mesh.world_size)}
@@ -45,6 +60,7 @@ def _check_names(events: list[Event], program: Program) -> None:
     }
     assert len({(pid, name) for (pid, _), name in threads.items()}) == len(threads)
     assert {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"} <= set(threads)
+    return threads
 
 
 def _check_ranges(ranges: list[Event]) -> None:
@@ -69,25 +85,75 @@ def _check_ranges(ranges: list[Event]) -> None:
             around.append((-negative_end, is_instruction))
 
 
-def _check_instructions(instructions: list[Event], program: Program, steps: list[int]) -> None:
-    """Every line of every rank's program is there once per step, on its stream."""
-    mesh, got = program.manifest.mesh, Counter[tuple[int, int, str]]()
-    for event in instructions:
-        got[event["pid"], event["args"]["step"], event["args"]["program"]] += 1
-    expected = Counter[tuple[int, int, str]]()
+def _check_instructions(
+    instructions: list[Event],
+    threads: dict[tuple[int, int], str],
+    program: Program,
+    steps: list[int],
+) -> None:
+    """Every instruction of every rank's program is there once per step, on its stream."""
+    mesh = program.manifest.mesh
+    got = Counter[Place](
+        (
+            event["pid"],
+            event["args"]["step"],
+            event["args"]["program"],
+            event["args"]["instruction"],
+            threads[event["pid"], event["tid"]],
+        )
+        for event in instructions
+    )
+    expected = Counter[Place]()
     for rank in range(mesh.world_size):
         file = program.manifest.programs[mesh.coordinate(rank)]
-        first, lines = _entry(program.texts[file])
+        calls = list(_calls(program.texts[file]))
         for step in steps:
-            expected.update((rank, step, f"{file}:{first + n}") for n in range(len(lines)))
+            expected.update(
+                (rank, step, f"{file}:{call.line}", call.kind, call.stream) for call in calls
+            )
     assert got == expected
 
 
-def _entry(text: str) -> tuple[int, list[str]]:
-    """The number of the first line of the entry point, and its lines."""
-    found = ENTRY.search(text)
-    assert found is not None
-    return text[: found.start(1)].count("\n") + 1, found[1].splitlines()
+def _calls(text: str) -> Iterator[Call]:
+    """Yield the instructions of the entry point, whose statements are executed once each."""
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    [entry] = [function for function in functions if function.name == "train"]
+    assert all(isinstance(node, ast.Assign | ast.Expr) for node in entry.body)
+    for node in ast.walk(entry):
+        if not isinstance(node, ast.Call):
+            continue
+        method = node.func
+        assert isinstance(method, ast.Attribute)
+        assert isinstance(method.value, ast.Name)
+        assert method.value.id == "r"
+        said = {
+            word.arg: str(word.value.value)
+            for word in node.keywords
+            if isinstance(word.value, ast.Constant)
+        }
+        usual = "host" if method.attr == "host_wait" else "compute"
+        yield Call(node.lineno, method.attr, said.get("stream", usual), said.get("comm", ""))
+
+
+def _check_cells(cells: list[Event], instructions: list[Event]) -> None:
+    """Every cell of a step is there once, alone or with one that it overlaps, around its runs."""
+    ranges: dict[tuple[int, int, str], Event] = {}
+    for event in cells:
+        for cell in event["args"]["cell"].split("&"):
+            assert (event["pid"], event["args"]["step"], cell) not in ranges
+            ranges[event["pid"], event["args"]["step"], cell] = event
+    met = set()
+    for event in instructions:
+        about = event["args"]
+        if about["instruction"] == "run" and "cell" in about:
+            key = (event["pid"], about["step"], about["cell"])
+            assert key in ranges
+            met.add(key)
+            around = ranges[key]
+            assert around["tid"] == event["tid"]
+            assert around["ts"] <= event["ts"]
+            assert event["ts"] + event["dur"] <= around["ts"] + around["dur"] + 1e-3
+    assert met == set(ranges)
 
 
 def _check_flows(
@@ -103,6 +169,8 @@ def _check_flows(
             meetings.setdefault(event["args"]["meeting"], []).append(event)
     expected = {number for number, ends in meetings.items() if len(ends) > 1}
     assert set(flows) == expected
+    for ends in meetings.values():
+        _check_ends(ends)
     for number, members in flows.items():
         assert [point["ph"] for point in members] == ["s", *["t"] * (len(members) - 2), "f"]
         times = [point["ts"] for point in members]
@@ -115,24 +183,37 @@ def _check_flows(
     _check_counts(flows, program, steps)
 
 
+def _check_ends(ends: list[Event]) -> None:
+    """What meets is one message or collective, of one microbatch of one step."""
+    about = [event["args"] for event in ends]
+    for key in ("comm", "step", "microbatch"):
+        assert len({each.get(key) for each in about}) == 1
+    kinds = sorted(each["instruction"] for each in about)
+    if "peer" in about[0]:
+        assert kinds == ["recv", "send"]
+        assert [each["peer"] for each in about] == [event["pid"] for event in reversed(ends)]
+    else:
+        assert len(set(kinds)) == 1
+        assert kinds[0] in COLLECTIVES
+
+
 def _check_counts(flows: dict[int, list[Event]], program: Program, steps: list[int]) -> None:
     """As many messages as the programs send, as many collectives as they take part in."""
     mesh, comms = program.manifest.mesh, {c.name: c for c in program.manifest.comms}
-    sent = received = 0
+    messages: Counter[str] = Counter()
     shares = 0.0
     for rank in range(mesh.world_size):
-        _, lines = _entry(program.texts[program.manifest.programs[mesh.coordinate(rank)]])
-        for line in lines:
-            message, collective = MESSAGE.search(line), COLLECTIVE.search(line)
-            if message:
-                sent += message[1] == "send"
-                received += message[1] == "recv"
-            elif collective:
-                size = len(mesh.members(comms[collective[2]], rank))
+        for call in _calls(program.texts[program.manifest.programs[mesh.coordinate(rank)]]):
+            if call.kind in MESSAGES:
+                messages[call.kind] += 1
+            elif call.kind in COLLECTIVES:
+                size = len(mesh.members(comms[call.comm], rank))
                 shares += 0 if size == 1 else 1 / size
-    assert sent == received
+            else:
+                assert not call.comm
+    assert messages["send"] == messages["recv"]
     kinds = Counter(members[0]["cat"] for members in flows.values())
-    assert kinds["message"] == sent * len(steps)
+    assert kinds["message"] == messages["send"] * len(steps)
     assert kinds["collective"] == round(shares) * len(steps)
     for members in flows.values():
         if members[0]["cat"] == "message":

@@ -22,21 +22,30 @@ from piper_runtime.metrics import Metrics
 
 
 def main() -> None:
-    """Take six steps with metrics, trace some, profile one on rank 1; then disagree."""
+    """Take six steps with metrics, trace some, profile one and look at the memory of one on rank 1;
+    then disagree.
+    """
     folder = Path(sys.argv[1])
     clocks._machine = lambda: f"machine {RANK // 2}"
     program = Program(program_texts())
     metrics = Metrics(folder / "run.jsonl", every=2)
     trainer = Trainer(program, model=TiedMlp(), optimizer=make_adamw, metrics=metrics)
-    lines = []
-    with (
-        trainer.trace(folder / "trace.json", steps=[3, 4]),
-        trainer.profile(folder / f"profile{RANK}.json", steps=2, rank=1),
-    ):
-        for step in range(6):
+    lines, written = [], []
+    memory = folder / f"memory{RANK}.json"
+
+    def train(steps: range) -> None:
+        for step in steps:
             batch = {name: value.chunk(2)[RANK % 2] for name, value in make_batch(step).items()}
             result = trainer.step(batch)
             lines.append((result.bubble, result.exposed, result.slowest, result.memory_of))
+            written.append(memory.exists())
+
+    with trainer.trace(folder / "trace.json", steps=[3, 4]):
+        with trainer.profile(folder / f"profile{RANK}.json", steps=2, rank=1):
+            train(range(3))
+        with trainer.snapshot_memory(memory, steps=5, rank=1):
+            train(range(3, 6))
+    torch.save(written, folder / f"written{RANK}.pt")
     torch.save(lines, folder / f"lines{RANK}.pt")
     try:
         trainer.trace(folder / "other.json", steps=[7 + RANK])

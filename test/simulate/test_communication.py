@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
 import piper
 import pytest
@@ -155,14 +156,83 @@ def test_ranks_have_sums_and_count_their_parameters() -> None:
 # Compiled programs.
 
 
-def replicated(microbatches: int, dp: int) -> Program:
-    update = piper.update(sgd, clip=1.0)
-    return compiled("1F1B", pp=2, microbatches=microbatches, dp=dp, update=update)
+MICROBATCHES = 4
+PARAMETERS = 2 * (8 * 8 + 8) * 4  # bytes of a stage
+
+Reduce = Literal["last", "each"]
+Gather = Literal["each", "step"]
+Policy = tuple[int, Reduce, Gather | None]
+REDUCTIONS: tuple[Reduce, ...] = ("last", "each")
+GATHERS: tuple[Gather, ...] = ("each", "step")
+POLICIES: list[Policy] = [
+    *((zero, reduce, None) for zero in range(3) for reduce in REDUCTIONS),
+    *((3, reduce, gather) for reduce in REDUCTIONS for gather in GATHERS),
+]
+
+
+def replicated(microbatches: int, dp: int, policy: Policy = (0, "last", None)) -> Program:
+    """Two stages, in copies that share out states by a policy: stage of ZeRO, reduce, gather."""
+    zero, reduce, gather = policy
+    return compiled(
+        "1F1B",
+        pp=2,
+        microbatches=microbatches,
+        dp=dp,
+        replicate=piper.replicate(axis="dp", zero=zero, reduce=reduce, gather=gather),
+        update=piper.update(sgd, clip=1.0),
+    )
 
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return replicated(microbatches=4, dp=4)
+    return replicated(MICROBATCHES, RANKS)
+
+
+@pytest.fixture(scope="module", params=POLICIES, ids=str)
+def sharing(request: pytest.FixtureRequest) -> tuple[Policy, Program]:
+    policy: Policy = request.param
+    return policy, replicated(MICROBATCHES, RANKS, policy)
+
+
+def formulas(policy: Policy) -> dict[tuple[str, str], int]:
+    """Bytes of a rank of the first stage by the textbook, by communicator and collective.
+
+    An all_reduce is a reduce_scatter and an all_gather, each of (n-1)/n of the parameters. What is
+    reduced for each microbatch goes as often as there are; states that are gathered for each use
+    go forward and backward, but the first layer's, half of them, whose input needs no gradient.
+    """
+    zero, reduce, gather = policy
+    once = PARAMETERS * (RANKS - 1) // RANKS
+    reductions = MICROBATCHES if reduce == "each" else 1
+    whole = zero == 0 or (zero == 1 and reduce == "each")
+    found = {
+        ("reduce.dp$0", "all_reduce" if whole else "reduce_scatter"): reductions
+        * once
+        * (2 if whole else 1)
+    }
+    if zero:
+        uses = (once + once // 2) * MICROBATCHES
+        found["gather.dp$0", "all_gather"] = uses if gather == "each" else once
+    return found
+
+
+def test_every_stage_of_zero_moves_what_its_formula_says(sharing: tuple[Policy, Program]) -> None:
+    policy, program = sharing
+    found = measure_traffic(ProgramFacts.read(program))
+    assert {item.ratio for item in found} == {1.0}
+    moved = {
+        (item.comm.name, item.op): item.num_bytes
+        for item in found
+        if item.coordinates == (0,) and item.comm.axes == ("dp",)
+    }
+    assert moved == formulas(policy)
+    messages = {item.comm.name: item.num_bytes for item in found if item.op == "send"}
+    assert messages == dict.fromkeys(("send$0.1", "send$1.0"), MICROBATCHES * (4 * 8 * 4))
+    for volume in measure_volumes(ProgramFacts.read(program)):
+        assert volume.trained == PARAMETERS
+    first, _ = measure_volumes(ProgramFacts.read(program))
+    crossed = sum(formulas(policy).values()) / (PARAMETERS * (RANKS - 1) / RANKS)
+    assert first.multiple == pytest.approx(crossed, abs=0.05)  # besides, the loss and the norm
 
 
 def test_compiled_programs_move_what_the_textbook_says(program: Program) -> None:
@@ -171,14 +241,16 @@ def test_compiled_programs_move_what_the_textbook_says(program: Program) -> None
     messages = {item.comm.name: item for item in found if item.op == "send"}
     assert set(messages) == {"send$0.1", "send$1.0"}
     assert all(item.num_bytes == 4 * (4 * 8 * 4) for item in messages.values())
-    parameters = 2 * (8 * 8 + 8) * 4
     for volume in measure_volumes(ProgramFacts.read(program)):
-        assert volume.trained == parameters
+        assert volume.trained == PARAMETERS
         assert volume.multiple == pytest.approx(2.0, abs=0.02)  # besides, the loss
 
 
-def test_bytes_are_those_of_the_tensors_that_transports_get(program: Program) -> None:
+def test_bytes_are_those_of_the_tensors_that_transports_get(
+    sharing: tuple[Policy, Program],
+) -> None:
     """What rank 0 and its copies hand to the transport, by kind and communicator, to the byte."""
+    policy, program = sharing
     handed: Counter[tuple[str, str]] = Counter()
 
     class Weigh:
@@ -196,18 +268,24 @@ def test_bytes_are_those_of_the_tensors_that_transports_get(program: Program) ->
             instruction.hooks = (*instruction.hooks, Weigh())
             super().submit(instruction)
 
-    Trainer(program, transport=Weighing()).step({"x": torch.randn(4 * 4 * 4, 8)})
-    found = measure_traffic(ProgramFacts.read(program))
-    share = {"send": 1, "all_reduce": 2 * 3 / 4}
-    expected = {
-        (item.comm.name, item.op): handed[item.comm.name, item.op] / RANKS * share[item.op]
-        for item in found
-        if item.coordinates[0] == 0 and item.members == (2 if item.op == "send" else RANKS)
+    trainer = Trainer(program, transport=Weighing())
+    trainer.step({"x": torch.randn(4 * MICROBATCHES * RANKS, 8)})
+    trainer.close()
+    found = {
+        (item.comm.name, item.op): item
+        for item in measure_traffic(ProgramFacts.read(program))
+        if item.coordinates[0] == 0
     }
-    assert len(expected) == 2  # messages to the second stage, gradients
-    for item in found:
-        if (item.comm.name, item.op) in expected:
-            assert item.num_bytes == expected[item.comm.name, item.op]
+    assert handed.keys() == found.keys() > formulas(policy).keys()
+    for name, item in found.items():
+        n = item.members
+        share = {
+            "send": Fraction(1),
+            "all_reduce": Fraction(2 * (n - 1), n),
+            "reduce_scatter": Fraction(n - 1, n),
+            "all_gather": Fraction(n - 1),  # of a part, which is what is handed over
+        }[item.op]
+        assert item.num_bytes == round(handed[name] / RANKS * share), name
 
 
 def test_microbatches_count_messages_and_not_reductions() -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import piper
 import pytest
-from compiled_mlp import compiled
+import torch
+from compiled_mlp import Mlp, adamw, compiled, square_loss
 from handmade import Rows, chunk, facts, run
 from piper.cli import main
 from piper.cli.report import program_report
 from piper.cli.show import pair_up
-from piper.schedules import Table, generate
-from piper.simulate import Profile, ProgramFacts
+from piper.schedules import Homes, Table, generate
+from piper.simulate import Costs, Profile, ProgramFacts, simulate
 from piper.simulate.views import program_timeline
+from piper_runtime import Program, Trainer
+from piper_runtime.listing import Listing
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +237,54 @@ def test_costs_of_stages(say: Any, refused: Any, folder: Path, tmp_path: Path) -
         folder, *wrong
     )
     assert not (tmp_path / "none.json").exists()
+
+
+def test_costs_of_traced_steps_order_the_next_program(say: Any, tmp_path: Path) -> None:
+    """Compile, train, trace, profile, costs, search, compile, train: by commands and files."""
+    folder, trace = tmp_path / "program", tmp_path / "trace.json"
+    profile, file = tmp_path / "profile.json", tmp_path / "costs.json"
+    compiled("ZBH1", pp=2, microbatches=4).save(folder)
+    batch = {"x": torch.linspace(-1, 1, 4 * 4 * 8).reshape(16, 8)}
+    trainer = Trainer(folder, model=Mlp(), optimizer=adamw)
+    with trainer.trace(trace, steps=[2, 3]):
+        for _ in range(3):
+            trainer.step(batch)
+    assert main(["trace", str(folder), str(trace), "--write-profile", str(profile)]) == 0
+    said = say(folder, "--profile", profile, "--link", "loopback", "--write-costs", file)
+    assert "measured on trace" in said
+    taken = re.search(rf'piper\.order\("auto", costs="{file}", latency=(\S+)\) takes it', said)
+    assert taken is not None
+    costs, latency = Costs.read(file), float(taken[1])
+    # A stage has two layers, and all forwards but the last one's are of one kernel.
+    took = {number: forwards(trace, f"layer.{number}$F") for number in range(4)}
+    usual, last = median([*took[0], *took[1], *took[2]]), median(took[3])
+    assert costs.passes["F"] == pytest.approx((2 * usual, usual + last), rel=1e-3)
+    found = piper.order("auto", costs=str(file), latency=latency, memory=2, effort=0.1)
+    program = compiled(found, pp=2, microbatches=4)
+    table = issued(program)
+    assert table == found.table(Homes.each(2), 4)
+    named = generate("ZBH1", ranks=2, microbatches=4)
+    makespans = [simulate(each, costs, latency=latency).makespan for each in (table, named)]
+    assert makespans[0] <= makespans[1]
+    model = Mlp()
+    loss = square_loss(model, batch).item()
+    assert Trainer(program, model=model).step(batch).loss == pytest.approx(loss, rel=1e-5)
+
+
+def forwards(trace: Path, chunk: str) -> list[float]:
+    """The seconds that each launch of a chunk took."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return [event["dur"] / 1e6 for event in events if event["name"] == chunk]
+
+
+def issued(program: Program) -> Table:
+    """The cells of a program in the order in which its ranks run them."""
+    listing = Listing(program)
+    rows = []
+    for at in range(program.manifest.mesh.num_coordinates):
+        lines = (listing.line(at, number) for number in listing.entry_lines(at, "train"))
+        rows.append(" ".join(dict.fromkeys(line.cell for line in lines if line.cell)))
+    return Table.of(rows)
 
 
 SIZES = ("--ranks", "2", "--microbatches", "2")

@@ -117,7 +117,7 @@ def _captures() -> Captures:
     config = Config()
     model = small_tensors.Model(config)
     for layer in model.layers:
-        layer.attention = _Attention(config.kv_heads)
+        layer.attention = _Attention(config)
     randomize(model)
     return Captures(model.double(), token_loss)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -16,7 +16,7 @@ from piper.frontend.data import Capture, Contribution, LossSpec
 from piper.frontend.example import Example, slice_example
 from piper.frontend.gradients import split_contributions, unused_states
 from piper.frontend.joint import CleanGraph, clean_graph, sweep
-from piper.frontend.loss import make_sum
+from piper.frontend.losses import make_losses
 from piper.frontend.refuse import refuse_hooks, refuse_ops
 from piper.frontend.tags import find_sites, tag_ops
 from piper.frontend.trace import trace_joint
@@ -47,7 +47,7 @@ def capture(
 
     Raises CaptureError, with names and source lines, for whatever the program could not do as the
     model does: hooks, graph breaks, Python or buffer state changed by the forward, random ops,
-    losses that are not one sum or mean, parameters under no annotation, and trainable parameters
+    losses that are not one sum or mean beside local losses, parameters under no annotation, and trainable parameters
     without a gradient.
     """
     modules = _check(model, annotations)
@@ -93,16 +93,16 @@ def _finish(
 ) -> Capture:
     """Apply the loss contract, check, tag, split gradients, and freeze the result."""
     graph = clean.graph
-    count = make_sum(clean)
+    losses = make_losses(clean)
     fold_copies(graph)
-    _set_output(clean, count, [node for nodes in clean.gradients.values() for node in nodes])
+    _set_output(graph, losses, [node for nodes in clean.gradients.values() for node in nodes])
     sweep(graph)
     sites = find_sites(graph)
     if microbatches * data_shards > 1:
-        refuse_coupling(graph, loss=clean.loss, inputs=example.inputs)
+        refuse_coupling(graph, losses=losses, inputs=example.inputs)
     recomputed = find_recomputed(graph.nodes)
     refuse_ops(sites, sites.__getitem__)
-    tagging = tag_ops(graph, states=clean.states, modules=modules, count=count)
+    tagging = tag_ops(graph, states=clean.states, modules=modules, counts=_counts(losses))
     contributions: tuple[Contribution, ...] = ()
     tags = dict(tagging.tags)
     if clean.tangent is not None:
@@ -110,7 +110,7 @@ def _finish(
             graph, states=clean.states, gradients=clean.gradients, tagging=tagging
         )
         tags.update(added)
-    _set_output(clean, count, [part.node for part in contributions])
+    _set_output(graph, losses, [part.node for part in contributions])
     sweep(graph)
     cotangents = find_cotangents(graph, tags)
     for node in graph.nodes:
@@ -126,7 +126,7 @@ def _finish(
         graph=graph,
         inputs=example.inputs,
         states=clean.states,
-        losses=(LossSpec("loss", clean.loss, count, 1.0, clean.tangent),),
+        losses=losses,
         gradients=contributions,
         chunks=tagging.chunks,
         unused=unused_states(graph, clean.states),
@@ -135,7 +135,11 @@ def _finish(
     )
 
 
-def _set_output(clean: CleanGraph, count: fx.Node | None, gradients: list[fx.Node]) -> None:
-    """Replace the output by ``((loss,), (count,), (gradient, ...))``."""
-    clean.graph.erase_node(clean.graph.output_node())
-    clean.graph.output(((clean.loss,), () if count is None else (count,), tuple(gradients)))
+def _counts(losses: Iterable[LossSpec]) -> tuple[fx.Node, ...]:
+    return tuple(loss.count for loss in losses if loss.count is not None)
+
+
+def _set_output(graph: fx.Graph, losses: Sequence[LossSpec], gradients: list[fx.Node]) -> None:
+    """Replace the output by ``((loss, ...), (count, ...), (gradient, ...))``."""
+    graph.erase_node(graph.output_node())
+    graph.output((tuple(loss.value for loss in losses), _counts(losses), tuple(gradients)))

@@ -5,7 +5,7 @@
 
 Such a loss is another one in every microbatch and on every data-parallel rank. To find it, the
 batch dim of inputs is followed through the forward ops by their rules: nothing but the reduction of
-the loss may sum over it.
+the loss may sum over it, and what only local losses are made of, which are meant to be others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Final
 import torch
 from torch import fx
 
-from piper.frontend.data import CaptureError, InputSpec, role
+from piper.frontend.data import CaptureError, InputSpec, LossSpec, role
 from piper.frontend.loss import find_reduction, is_backward
+from piper.frontend.losses import needed_by
 from piper.frontend.rule_text import Rule, operands, results
 from piper.frontend.rules import rule_of
 from piper.frontend.sites import node_site
@@ -40,12 +41,16 @@ Dims = frozenset[int]
 NONE: Final[Dims] = frozenset()
 
 
-def refuse_coupling(graph: fx.Graph, *, loss: fx.Node, inputs: Sequence[InputSpec]) -> None:
+def refuse_coupling(
+    graph: fx.Graph, *, losses: Sequence[LossSpec], inputs: Sequence[InputSpec]
+) -> None:
     """Raise CaptureError, with its source line, for a forward op that sums over examples, unless
-    the loss is linear in the sum.
+    the loss is linear in the sum, or only local losses need it.
     """
     batch = {spec.name: spec.dim for spec in inputs}
-    allowed = set(_tail(find_reduction(loss)))
+    main = [spec.value for spec in losses if not spec.local]
+    allowed = needed_by(spec.value for spec in losses if spec.local) - needed_by(main)
+    allowed |= {node for value in main for node in _tail(find_reduction(value))}
     marks: dict[fx.Node, list[Dims]] = {}  # by node: of each result, the dims of examples
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -58,7 +63,8 @@ def refuse_coupling(graph: fx.Graph, *, loss: fx.Node, inputs: Sequence[InputSpe
                     f"{node_site(node)}: op {node.target} sums over the examples of a batch, so "
                     "that the loss of each depends on the others: it would be another loss in "
                     "every microbatch and data-parallel rank; compute it for each example by "
-                    "itself, or compile for one microbatch on one rank"
+                    "itself, declare by piper.local_loss that this is meant, or compile for one "
+                    "microbatch on one rank"
                 )
 
 

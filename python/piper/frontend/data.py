@@ -104,6 +104,7 @@ class LossSpec:
 
     The reported loss is coeff * sum(value) / max(1, sum(count)) over all microbatches and ranks,
     and the tangent placeholder (None in an eval capture) is to be fed coeff / max(1, sum(count)).
+    A ``local`` one counts itself: what is reported is its mean over microbatches and ranks.
     """
 
     name: str
@@ -111,6 +112,7 @@ class LossSpec:
     count: fx.Node | None
     coeff: float
     tangent: fx.Node | None
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

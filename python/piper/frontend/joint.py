@@ -45,11 +45,12 @@ class CleanGraph:
     """A joint graph by meaning. ``gradients`` maps trainable states to the nodes whose sum is their
     gradient.
 
-    The output holds the loss and all gradients, so that ``sweep`` keeps what they need.
+    The output holds the loss and all gradients, so that ``sweep`` keeps what they need. ``loss`` is
+    None once no term of it is left (``losses``).
     """
 
     graph: fx.Graph
-    loss: fx.Node
+    loss: fx.Node | None
     tangent: fx.Node | None
     states: tuple[StateSpec, ...]
     gradients: dict[str, list[fx.Node]]

@@ -18,7 +18,15 @@ from piper.frontend.joint import CleanGraph
 from piper.frontend.op_facts import arguments
 from piper.frontend.sites import node_site
 
-__all__ = ["find_reduction", "is_backward", "make_sum"]
+__all__ = [
+    "constant_count",
+    "find_reduction",
+    "insert",
+    "is_backward",
+    "is_combine",
+    "is_linear",
+    "make_sum",
+]
 
 aten = torch.ops.aten
 
@@ -66,8 +74,20 @@ class _Reduction:
     kind: str
 
 
-def make_sum(clean: CleanGraph) -> fx.Node | None:
-    """Rewrite the loss of ``clean`` and its backward to a sum; return the count, or None for a loss
+def is_combine(node: fx.Node) -> bool:
+    """Return whether ``node`` adds or subtracts two values."""
+    return node.target in _COMBINES and len(node.all_input_nodes) == 2
+
+
+def is_linear(node: fx.Node) -> bool:
+    """Return whether ``node`` scales its one operand by a number, or is a view of it."""
+    operands = node.all_input_nodes
+    linear = node.target in _UNARY_LINEAR or node.target in _SCALINGS
+    return linear and len(operands) == 1 and node.args[0] is operands[0]
+
+
+def make_sum(clean: CleanGraph, loss: fx.Node) -> fx.Node | None:
+    """Rewrite a loss of ``clean`` and its backward to a sum; return the count, or None for a loss
     that was a sum.
 
     The count is an int64 scalar that depends on inputs only: the labels that differ from
@@ -75,7 +95,7 @@ def make_sum(clean: CleanGraph) -> fx.Node | None:
     reduction and the loss only scaling by numbers and views may stand. Raises CaptureError with the
     source line for any other loss.
     """
-    reduction = _find_reduction(clean.loss)
+    reduction = _find_reduction(loss)
     if reduction.kind == "sum":
         return None
     if reduction.kind == "class":
@@ -116,11 +136,14 @@ def _linear_operand(node: fx.Node) -> fx.Node:
     if node.target in _COMBINES:
         if len(operands) == 1:
             raise _refuse(node, f"a loss plus a constant ({node.target})")
-        raise _refuse(node, f"several terms ({node.target}); return one term, with one count")
+        raise _refuse(
+            node,
+            f"several terms ({node.target}); return one, and declare others, which are of a "
+            "microbatch on a rank, by piper.local_loss",
+        )
     if node.op == "placeholder":
         raise _refuse(node, f"{role(node).kind} {role(node).name!r} itself")
-    linear = node.target in _UNARY_LINEAR or node.target in _SCALINGS
-    if linear and len(operands) == 1 and node.args[0] is operands[0]:
+    if is_linear(node):
         return operands[0]
     if node.target in _SCALINGS:
         raise _refuse(
@@ -179,8 +202,8 @@ def _sum_class_loss(clean: CleanGraph, forward: fx.Node) -> fx.Node:
     _set_reduction(clean, forward, _CLASS_LOSSES[forward.target])
     graph = clean.graph
     with graph.inserting_before(forward):
-        valid = _insert(graph, forward, aten.ne.Scalar, (labels, named["ignore_index"]))
-        return _insert(graph, forward, aten.sum.default, (valid,))
+        valid = insert(graph, forward, aten.ne.Scalar, (labels, named["ignore_index"]))
+        return insert(graph, forward, aten.sum.default, (valid,))
 
 
 def _sum_element_loss(clean: CleanGraph, forward: fx.Node) -> fx.Node:
@@ -188,7 +211,7 @@ def _sum_element_loss(clean: CleanGraph, forward: fx.Node) -> fx.Node:
     shapes = [node.meta["val"].shape for node in forward.all_input_nodes]
     total = torch.broadcast_shapes(*shapes).numel()  # type: ignore[no-untyped-call]
     _set_reduction(clean, forward, _ELEMENT_LOSSES[forward.target])
-    return _constant_count(clean.graph, forward, total)
+    return constant_count(clean.graph, forward, total)
 
 
 def _sum_mean(clean: CleanGraph, mean: fx.Node) -> fx.Node:
@@ -196,7 +219,7 @@ def _sum_mean(clean: CleanGraph, mean: fx.Node) -> fx.Node:
     total = mean.all_input_nodes[0].meta["val"].numel()
     mean.target = aten.sum.default if mean.target is aten.mean.default else aten.sum.dim_IntList
     _drop_division(clean, mean, total)
-    return _constant_count(clean.graph, mean, total)
+    return constant_count(clean.graph, mean, total)
 
 
 def _sum_decomposed(clean: CleanGraph, forward: fx.Node) -> fx.Node:
@@ -204,7 +227,7 @@ def _sum_decomposed(clean: CleanGraph, forward: fx.Node) -> fx.Node:
     total = forward.all_input_nodes[0].meta["val"].numel()
     _set_reduction(clean, forward)
     _drop_division(clean, forward, total)
-    return _constant_count(clean.graph, forward, total)
+    return constant_count(clean.graph, forward, total)
 
 
 def _drop_division(clean: CleanGraph, forward: fx.Node, total: int) -> None:
@@ -236,10 +259,11 @@ def _backward_of(forward: fx.Node) -> Iterator[fx.Node]:
     )
 
 
-def _constant_count(graph: fx.Graph, after: fx.Node, total: int) -> fx.Node:
+def constant_count(graph: fx.Graph, after: fx.Node, total: int) -> fx.Node:
+    """Insert a count that depends on shapes alone, written where ``after`` was."""
     with graph.inserting_before(after):
         options = {"dtype": torch.int64, "device": torch.device("cpu")}
-        return _insert(graph, after, aten.full.default, ([], total), options)
+        return insert(graph, after, aten.full.default, ([], total), options)
 
 
 def _set_reduction(clean: CleanGraph, forward: fx.Node, backward: OpOverload | None = None) -> None:
@@ -257,7 +281,7 @@ def _set_reduction(clean: CleanGraph, forward: fx.Node, backward: OpOverload | N
             node.update_kwarg("reduction", _SUM)
 
 
-def _insert(
+def insert(
     graph: fx.Graph,
     like: fx.Node,
     op: Callable[..., Any],

@@ -39,21 +39,22 @@ def tag_ops(
     *,
     states: Sequence[StateSpec],
     modules: Mapping[str, str],
-    count: fx.Node | None,
+    counts: Sequence[fx.Node],
 ) -> Tagging:
-    """Tag every op of ``graph``; ``modules`` maps annotated module paths to tags, ``count`` is the
-    loss count.
+    """Tag every op of ``graph``; ``modules`` maps annotated module paths to tags, ``counts`` are
+    those of losses.
 
     Raises CaptureError for parameters that an op under no annotation reads and no annotated module
     owns.
     """
     ops = [node for node in graph.nodes if node.op == "call_function"]
     preamble = _preamble(graph, {spec.name for spec in states if spec.kind == "parameter"})
-    if count is not None and count not in preamble:
-        raise CaptureError(
-            f"{node_site(count)}: the loss count must depend on inputs only, got labels made from "
-            "parameters"
-        )
+    for count in counts:
+        if count not in preamble:
+            raise CaptureError(
+                f"{node_site(count)}: the loss count must depend on inputs only, got labels made "
+                "from parameters"
+            )
     forward = [node for node in ops if not is_backward(node) and node not in preamble]
     backward = [node for node in ops if is_backward(node)]
     hits = annotated_nodes(forward, modules)
@@ -64,7 +65,7 @@ def tag_ops(
     names = _chunk_names(forward, hits)
     tags = {node: Tag(names[index[node]], "F") for node in forward}
     tags.update((node, Tag(names[index[node]], "B")) for node in backward)
-    tags.update(_preamble_tags([node for node in ops if node in preamble], count))
+    tags.update(_preamble_tags([node for node in ops if node in preamble], counts))
     return Tagging(names, index, tags)
 
 
@@ -83,9 +84,9 @@ def _preamble(graph: fx.Graph, parameters: set[str]) -> set[fx.Node]:
     return {node for node in free if node.op == "call_function"}
 
 
-def _preamble_tags(preamble: Sequence[fx.Node], count: fx.Node | None) -> dict[fx.Node, Tag]:
-    """Tag what only the count needs ``loss``, the rest ``preamble``."""
-    counting: set[fx.Node] = set() if count is None else {count}
+def _preamble_tags(preamble: Sequence[fx.Node], counts: Sequence[fx.Node]) -> dict[fx.Node, Tag]:
+    """Tag what only counts need ``loss``, the rest ``preamble``."""
+    counting = set(counts)
     for node in reversed(preamble):
         if node.users and all(user in counting for user in node.users):
             counting.add(node)

@@ -129,7 +129,7 @@ def measure_memory(
 def optimizer_bytes(factory: OptimizerFactory, dtype: str = "float32") -> float:
     """Bytes of state that an optimizer keeps per parameter of a dtype, found by a step on a few."""
     parameter = nn.Parameter(torch.zeros(3, 5, dtype=getattr(torch, dtype)))
-    optimizer = make_optimizer(factory, [parameter])
+    optimizer = make_optimizer(factory, [("weight", parameter)])
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     state = optimizer.state[parameter].values()

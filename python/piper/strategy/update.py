@@ -22,7 +22,8 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 class Update(Directive):
     """Step an optimizer made by `factory` from the parameters that a rank holds.
 
-    The factory is called once per bucket, so the optimizer must work element by element.
+    The factory is called once per bucket, so the optimizer must work element by element. One that
+    is marked by `piper.takes_names` is given pairs of name and parameter, to make groups by name.
     `clip` bounds the gradient's norm over all parameters and ranks; None leaves it as it is. With
     `master_dtype` the optimizer updates values of that dtype, and the model computes with copies of
     its own dtype, such as bfloat16, made anew after each step (Micikevicius et al., 2018);

@@ -29,7 +29,8 @@ class Fit:
 
     ``model`` has the key of each state, and ``optimizer`` the name under which something is kept of
     it: of a tied weight that may be any of its names. ``kept`` is what the optimizers of this
-    process keep; with ``fresh`` there is none of it in the checkpoint, as before a first update.
+    process keep of the parameters that they have; with ``fresh`` there is none of it in the
+    checkpoint, as before a first update.
     """
 
     model: Mapping[str, Key]
@@ -112,7 +113,9 @@ def _optimizer_problems(
             if state.name not in said:
                 said.add(state.name)
                 kind = type(bucket.optimizer).__name__
-                yield from _kept_problems(state, kind, fit, found, saved, fit.kept[parameter])
+                yield from _kept_problems(
+                    state, kind, fit, found, saved, fit.kept.get(parameter, {})
+                )
 
 
 def _kept_problems(

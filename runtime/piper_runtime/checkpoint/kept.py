@@ -37,6 +37,8 @@ class Kept:
 def kept_by(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, dict[str, Kept]]:
     """Return what an optimizer keeps of each parameter after its first step, by name."""
     groups = [group for group in optimizer.param_groups if group["params"]]
+    if not groups:
+        return {}
     probes = [_probe(group["params"][0]) for group in groups]
     trial = _again(optimizer, [g | {"params": [p]} for g, p in zip(groups, probes, strict=True)])
     trial.step()

@@ -91,7 +91,7 @@ def _aim(bucket: Bucket, reading: Reading, fit: Fit) -> States:
     for piece, parameter in zip(bucket.pieces, bucket.parameters, strict=True):
         member = bucket.members[piece.index]
         states[parameter] = kept = {}
-        for name, one in fit.kept[parameter].items():
+        for name, one in fit.kept.get(parameter, {}).items():
             kept[name] = value = one.empty(piece.shape)
             key = Key.optimizer(fit.optimizer[member.name], name)
             run = Run(key, member.shape, piece.start, value.view(-1), bucket.local)

@@ -1,5 +1,5 @@
-"""Data movement of the runtime: gradients into flat buckets and out, rows of tokens to experts and
-back. One interface; plain torch on the CPU, Triton on CUDA.
+"""Data movement of the runtime: gradients into flat buckets, rows of tokens to experts and back.
+One interface; plain torch on the CPU, Triton on CUDA.
 """
 
 from __future__ import annotations

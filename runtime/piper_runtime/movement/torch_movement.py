@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from piper_runtime.movement.interface import accumulation_dtype, check_parts, check_rows
+from piper_runtime.movement.interface import (
+    accumulation_dtype,
+    check_parts,
+    check_rows,
+    places_of_slots,
+)
 from piper_runtime.movement.packing import Packing
 
 __all__ = ["TorchMovement"]
@@ -24,31 +29,36 @@ class TorchMovement:
         elif parts:
             torch._foreach_copy_(into.parts, tuple(parts))
 
-    def unpack(self, source: Packing, parts: Sequence[Tensor]) -> None:
-        """Copy a flat tensor into parts."""
-        check_parts(source, parts)
-        if parts:
-            torch._foreach_copy_(tuple(parts), source.parts)
+    def permute_rows(
+        self, tokens: Tensor, *, order: Tensor, choices: int, weights: Tensor | None = None
+    ) -> Tensor:
+        """Give each slot its token, by weight."""
+        check_rows(order, choices, tokens=tokens, weights=weights)
+        rows = tokens.index_select(0, order // choices)
+        if weights is None:
+            return rows
+        wide = accumulation_dtype(tokens.dtype, weights.dtype)
+        scale = weights.reshape(-1).index_select(0, order).to(wide)
+        return (rows.to(wide) * scale.unsqueeze(1)).to(tokens.dtype)
 
-    def permute_rows(self, x: Tensor, rows: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Gather rows."""
-        check_rows(x, rows, weights, dims=1)
-        return _gather(x, rows[:, None], None if weights is None else weights[:, None])
+    def unpermute_rows(
+        self, rows: Tensor, *, order: Tensor, choices: int, weights: Tensor | None = None
+    ) -> Tensor:
+        """Sum each token's rows by weight."""
+        check_rows(order, choices, rows=rows, weights=weights)
+        shape = order.shape[0] // choices, choices, rows.shape[1]
+        slots = rows.index_select(0, places_of_slots(order)).view(shape)
+        if weights is None:
+            return slots.sum(1)  # which adds 16 bits in fp32
+        wide = accumulation_dtype(rows.dtype, weights.dtype)
+        return (slots.to(wide) * weights.to(wide).unsqueeze(2)).sum(1).to(rows.dtype)
 
-    def unpermute_rows(self, y: Tensor, slots: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Gather rows and add up what belongs together."""
-        check_rows(y, slots, weights, dims=2)
-        return _gather(y, slots, weights)
-
-
-def _gather(x: Tensor, index: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the sum over k of ``weights[i, k] * x[index[i, k]]``, one k after the other."""
-    wide = accumulation_dtype(x.dtype)
-    total = torch.zeros(index.shape[0], x.shape[1], dtype=wide, device=x.device)
-    for k in range(index.shape[1] if x.numel() else 0):
-        rows = index[:, k]
-        term = x[rows.clamp(min=0)].to(wide)
-        if weights is not None:
-            term *= weights[:, k, None].to(wide)
-        total += term.masked_fill_((rows < 0)[:, None], 0)
-    return total.to(x.dtype)
+    def dot_rows(
+        self, tokens: Tensor, rows: Tensor, *, order: Tensor, choices: int, dtype: torch.dtype
+    ) -> Tensor:
+        """Multiply each token with each of its rows."""
+        check_rows(order, choices, tokens=tokens, rows=rows)
+        wide = accumulation_dtype(tokens.dtype, rows.dtype, dtype)
+        repeated = tokens.index_select(0, order // choices)
+        products = (repeated.to(wide) * rows.to(wide)).sum(1)
+        return products.index_select(0, places_of_slots(order)).view(-1, choices).to(dtype)

@@ -1,7 +1,9 @@
-"""Data movement with one Triton kernel per call, however many parts or rows there are."""
+"""Data movement with one Triton kernel per call, however many parts or rows there are. (The order
+of rows that are summed is inverted by torch.)
+"""
 
 # ruff: noqa: N803  (constants of kernels are written in capitals)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+# mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator, import-untyped"
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ import triton.language as tl
 from torch import Tensor
 
 from piper_runtime.movement.interface import (
-    PartError,
     accumulation_dtype,
     check_parts,
     check_rows,
+    places_of_slots,
 )
 from piper_runtime.movement.packing import Packing
 
-__all__ = ["BLOCK", "TritonMovement", "gather_kernel", "pack_kernel", "unpack_kernel"]
+__all__ = [
+    "BLOCK",
+    "TritonMovement",
+    "dot_kernel",
+    "pack_kernel",
+    "permute_kernel",
+    "unpermute_kernel",
+]
 
 BLOCK = 1024  # elements that one program moves
 ALIGNMENT = 16  # bytes: the widest load
@@ -33,6 +42,20 @@ _TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
 }
+
+
+@triton.jit
+def rounded(value, TYPE: tl.constexpr):
+    """Cast as torch does: fp64 to 16 bits by way of fp32."""
+    if value.dtype == tl.float64 and TYPE.primitive_bitwidth == 16:
+        value = value.to(tl.float32)
+    return value.to(TYPE)
+
+
+@triton.jit
+def added(a, b):
+    """Return one step of a sum. ``tl.sum`` is not interpreted unless all of Triton is."""
+    return a + b
 
 
 @triton.jit
@@ -59,137 +82,190 @@ def pack_kernel(
         value = tl.load(part + source + at)
         if ADD:
             value = value.to(WIDE) + tl.load(flat + target + at).to(WIDE)
-        tl.store(flat + target + at, value.to(flat.dtype.element_ty))
+        tl.store(flat + target + at, rounded(value, flat.dtype.element_ty))
     else:
         mask = at < length
         value = tl.load(part + source + at, mask=mask)
         if ADD:
             value = value.to(WIDE) + tl.load(flat + target + at, mask=mask).to(WIDE)
-        tl.store(flat + target + at, value.to(flat.dtype.element_ty), mask=mask)
+        tl.store(flat + target + at, rounded(value, flat.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def unpack_kernel(
-    addresses,  # as above
-    blocks,
-    flat,
-    PART: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Move one block of the flat tensor into one part."""
-    row = blocks + tl.program_id(0) * 4
-    part = tl.load(addresses + tl.load(row)).to(tl.pointer_type(PART))
-    target, source, length = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
-    if ALIGNED:
-        part = tl.multiple_of(part, 16)
-        target = tl.multiple_of(target, 16)
-        source = tl.multiple_of(source, 128 // flat.dtype.element_ty.primitive_bitwidth)
-    at = tl.arange(0, BLOCK)
-    if length == BLOCK:
-        tl.store(part + target + at, tl.load(flat + source + at).to(PART))
-    else:
-        mask = at < length
-        tl.store(part + target + at, tl.load(flat + source + at, mask=mask).to(PART), mask=mask)
-
-
-@triton.jit
-def gather_kernel(
-    x,  # (n, width), contiguous
-    index,  # (m, K), contiguous
-    weights,  # (m, K), contiguous, or x where there are none
-    out,  # (m, width), contiguous
+def permute_kernel(
+    tokens,  # (num_tokens, width), contiguous
+    order,  # (num_rows,), the slot of each row
+    weights,  # (num_rows,) in order of slots, contiguous, or tokens where there are none
+    rows,  # (num_rows, width), contiguous: the result
     width,
-    K: tl.constexpr,
+    CHOICES: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    WIDE: tl.constexpr,  # dtype in which terms are added
+    WIDE: tl.constexpr,  # dtype of products
     BLOCK: tl.constexpr,
 ):
-    """Compute one block of one row: the sum over k of ``weights[k] * x[index[k]]``."""
+    """Compute one block of one row: ``weights[slot] * tokens[slot // CHOICES]``."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
+    slot = tl.load(order + row)
+    value = tl.load(tokens + slot // CHOICES * width + at, mask=inside)
+    if WEIGHTED:
+        value = rounded(value.to(WIDE) * tl.load(weights + slot).to(WIDE), rows.dtype.element_ty)
+    tl.store(rows + row * width + at, value, mask=inside)
+
+
+@triton.jit
+def unpermute_kernel(
+    rows,  # (num_rows, width), contiguous
+    places,  # (num_rows,), the row of each slot
+    weights,  # (num_rows,) in order of slots, contiguous, or rows where there are none
+    tokens,  # (num_tokens, width), contiguous: the result
+    width,
+    CHOICES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    WIDE: tl.constexpr,  # dtype of products and sums
+    BLOCK: tl.constexpr,
+):
+    """Compute one block of one token: the sum over its slots of ``weights[slot] * row of slot``."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
     total = tl.full([BLOCK], 0.0, WIDE)
-    for k in tl.static_range(K):
-        origin = tl.load(index + row * K + k).to(tl.int64)
-        term = tl.load(x + tl.maximum(origin, 0) * width + at, mask=inside).to(WIDE)
+    for choice in tl.static_range(CHOICES):
+        slot = token * CHOICES + choice
+        term = tl.load(rows + tl.load(places + slot) * width + at, mask=inside).to(WIDE)
         if WEIGHTED:
-            term *= tl.load(weights + row * K + k).to(WIDE)
-        total += tl.where(origin >= 0, term, 0.0)
-    tl.store(out + row * width + at, total.to(out.dtype.element_ty), mask=inside)
+            term *= tl.load(weights + slot).to(WIDE)
+        total += term
+    tl.store(tokens + token * width + at, rounded(total, tokens.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dot_kernel(
+    tokens,  # (num_tokens, width), contiguous
+    rows,  # (num_rows, width), contiguous
+    order,  # (num_rows,), the slot of each row
+    products,  # (num_rows,), in order of slots: the result
+    width,
+    CHOICES: tl.constexpr,
+    WIDE: tl.constexpr,  # dtype of products and sums
+    BLOCK: tl.constexpr,
+):
+    """Multiply one row with its token."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(order + row)
+    token = slot // CHOICES
+    total = tl.full([BLOCK], 0.0, WIDE)
+    for start in range(0, width, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < width
+        one = tl.load(tokens + token * width + at, mask=inside, other=0.0).to(WIDE)
+        total += one * tl.load(rows + row * width + at, mask=inside, other=0.0).to(WIDE)
+    tl.store(products + slot, rounded(tl.reduce(total, 0, added), products.dtype.element_ty))
 
 
 class TritonMovement:
-    """See ``Movement``. Indices are not checked on the device: one that is too large reads what
-    lies there.
+    """See ``Movement``. Values of indices are not checked on the device: one that is too large
+    reads or writes what lies there.
     """
 
     def pack(self, parts: Sequence[Tensor], into: Packing, *, add: bool = False) -> None:
         """Write or add parts into a flat tensor."""
         check_parts(into, parts)
-        if parts:
-            both = torch.promote_types(parts[0].dtype, into.flat.dtype)
-            wide = _TYPES[accumulation_dtype(both)]
-            _move(pack_kernel, into, [part.contiguous() for part in parts], ADD=add, WIDE=wide)
+        flat, table = into.flat, into.blocks(BLOCK)
+        if not table.shape[0]:
+            return
+        parts = [part.contiguous() for part in parts]
+        addresses = [part.data_ptr() for part in parts]
+        places = [flat.data_ptr() + start * flat.element_size() for start in into.starts]
+        with torch.cuda.device_of(flat):
+            pack_kernel[(table.shape[0],)](
+                _on_device(addresses, flat.device),
+                table,
+                flat,
+                PART=_TYPES[parts[0].dtype],
+                WIDE=_TYPES[accumulation_dtype(parts[0].dtype, flat.dtype)],
+                ADD=add,
+                ALIGNED=all(address % ALIGNMENT == 0 for address in [*addresses, *places]),
+                BLOCK=BLOCK,
+                **_EXACT,
+            )
 
-    def unpack(self, source: Packing, parts: Sequence[Tensor]) -> None:
-        """Copy a flat tensor into parts."""
-        check_parts(source, parts)
-        odd = [index for index, part in enumerate(parts) if not part.is_contiguous()]
-        if odd:
-            stride = parts[odd[0]].stride()
-            raise PartError(odd[0], f"expected to be contiguous, got strides {stride}")
-        _move(unpack_kernel, source, parts)
+    def permute_rows(
+        self, tokens: Tensor, *, order: Tensor, choices: int, weights: Tensor | None = None
+    ) -> Tensor:
+        """Give each slot its token, by weight."""
+        check_rows(order, choices, tokens=tokens, weights=weights)
+        rows = tokens.new_empty(order.shape[0], tokens.shape[1])
+        _launch_blocks(permute_kernel, tokens, order, weights, into=rows, choices=choices)
+        return rows
 
-    def permute_rows(self, x: Tensor, rows: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Gather rows."""
-        check_rows(x, rows, weights, dims=1)
-        return _gather(x, rows[:, None], None if weights is None else weights[:, None])
+    def unpermute_rows(
+        self, rows: Tensor, *, order: Tensor, choices: int, weights: Tensor | None = None
+    ) -> Tensor:
+        """Sum each token's rows by weight, the first choice first."""
+        check_rows(order, choices, rows=rows, weights=weights)
+        tokens = rows.new_empty(order.shape[0] // choices, rows.shape[1])
+        places = places_of_slots(order)
+        _launch_blocks(unpermute_kernel, rows, places, weights, into=tokens, choices=choices)
+        return tokens
 
-    def unpermute_rows(self, y: Tensor, slots: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Gather rows and add up what belongs together."""
-        check_rows(y, slots, weights, dims=2)
-        return _gather(y, slots, weights)
+    def dot_rows(
+        self, tokens: Tensor, rows: Tensor, *, order: Tensor, choices: int, dtype: torch.dtype
+    ) -> Tensor:
+        """Multiply each token with each of its rows."""
+        check_rows(order, choices, tokens=tokens, rows=rows)
+        num_rows, width = rows.shape
+        products = tokens.new_empty(num_rows // choices, choices, dtype=dtype)
+        if num_rows:
+            with torch.cuda.device_of(tokens):
+                dot_kernel[(num_rows,)](
+                    tokens.contiguous(),
+                    rows.contiguous(),
+                    order.contiguous(),
+                    products,
+                    width,
+                    CHOICES=choices,
+                    WIDE=_TYPES[accumulation_dtype(tokens.dtype, rows.dtype, dtype)],
+                    BLOCK=_block(width),
+                    **_EXACT,
+                )
+        return products
 
 
-def _move(kernel: Any, packing: Packing, parts: Sequence[Tensor], **options: Any) -> None:
-    """Launch a program for each block of each part."""
-    flat, table = packing.flat, packing.blocks(BLOCK)
-    if not table.shape[0]:
+def _launch_blocks(
+    kernel: Any,
+    source: Tensor,
+    index: Tensor,
+    weights: Tensor | None,
+    *,
+    into: Tensor,
+    choices: int,
+) -> None:
+    """Launch a program for each block of each row of ``into``."""
+    if not into.numel():
         return
-    addresses = [part.data_ptr() for part in parts]
-    places = [flat.data_ptr() + start * flat.element_size() for start in packing.starts]
-    kernel[(table.shape[0],)](
-        _on_device(addresses, flat.device),
-        table,
-        flat,
-        PART=_TYPES[parts[0].dtype],
-        ALIGNED=all(address % ALIGNMENT == 0 for address in [*addresses, *places]),
-        BLOCK=BLOCK,
-        **options,
-        **_EXACT,
-    )
-
-
-def _gather(x: Tensor, index: Tensor, weights: Tensor | None) -> Tensor:
-    num_rows, num_terms = index.shape
-    out = torch.zeros(num_rows, x.shape[1], dtype=x.dtype, device=x.device)
-    if x.numel() and index.numel():  # else there is no row to read
-        x = x.contiguous()
-        block = min(BLOCK, triton.next_power_of_2(x.shape[1]))
-        gather_kernel[(num_rows, triton.cdiv(x.shape[1], block))](
-            x,
+    source, width = source.contiguous(), into.shape[1]
+    dtypes = [source.dtype] if weights is None else [source.dtype, weights.dtype]
+    block = _block(width)
+    with torch.cuda.device_of(source):
+        kernel[(into.shape[0], triton.cdiv(width, block))](
+            source,
             index.contiguous(),
-            x if weights is None else weights.contiguous(),
-            out,
-            x.shape[1],
-            K=num_terms,
+            source if weights is None else weights.contiguous(),
+            into,
+            width,
+            CHOICES=choices,
             WEIGHTED=weights is not None,
-            WIDE=_TYPES[accumulation_dtype(x.dtype)],
+            WIDE=_TYPES[accumulation_dtype(*dtypes)],
             BLOCK=block,
             **_EXACT,
         )
-    return out
+
+
+def _block(width: int) -> int:
+    """Return how many elements of a row one program takes at a time."""
+    return min(BLOCK, int(triton.next_power_of_2(max(width, 1))))
 
 
 def _on_device(addresses: Sequence[int], device: torch.device) -> Tensor:

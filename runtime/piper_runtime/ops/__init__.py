@@ -15,6 +15,7 @@ from piper_runtime.ops.exchange import (
 )
 from piper_runtime.ops.experts import moe_experts
 from piper_runtime.ops.grouped import moe_linear, moe_linear_input, moe_linear_weight
+from piper_runtime.ops.local_loss import local_loss
 from piper_runtime.ops.partition import (
     attention_part,
     attention_part_backward,
@@ -53,6 +54,7 @@ __all__ = [
     "clear_padding",
     "embedding_backward_part",
     "embedding_part",
+    "local_loss",
     "log_softmax_backward_part",
     "log_softmax_part",
     "log_sum_exp_part",

@@ -1,8 +1,9 @@
 """Registering ops of Piper's own with torch, under ``torch.ops.piper``.
 
-An op is one function for all devices, in plain torch. Its results are new, contiguous tensors:
-they share no memory with its arguments. A second function gives the shapes and dtypes of the
-results, so that models are captured without data.
+An op is one function for all devices, in plain torch; rows are moved by what ``movement`` has for
+the device. Its results are new, contiguous tensors: they share no memory with its arguments. A
+second function gives the shapes and dtypes of the results, so that models are captured without
+data.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper_runtime.movement import movement_for
 from piper_runtime.ops.define import differentiate, op
 
 __all__ = [
@@ -61,7 +62,7 @@ def _fake_permute(x: Tensor, order: Tensor, choices: int) -> Tensor:
 @op(fake=_fake_permute)
 def moe_permute(x: Tensor, order: Tensor, choices: int) -> Tensor:
     """Give each slot the row of its token: ``x[T, D]``, ``order[n]`` -> ``[n, D]``."""
-    return x.index_select(0, order // choices)
+    return movement_for(x.device).permute_rows(x, order=order, choices=choices)
 
 
 def _fake_permute_backward(grad: Tensor, order: Tensor, choices: int) -> Tensor:
@@ -70,9 +71,8 @@ def _fake_permute_backward(grad: Tensor, order: Tensor, choices: int) -> Tensor:
 
 @op(fake=_fake_permute_backward)
 def moe_permute_backward(grad: Tensor, order: Tensor, choices: int) -> Tensor:
-    """Sum the rows of each token, the first choice first: ``grad[n, D]`` -> ``[T, D]``."""
-    slots = grad.index_select(0, _inverse(order))
-    return slots.view(-1, choices, grad.shape[1]).sum(1)
+    """Sum the rows of each token, 16 bits in fp32: ``grad[n, D]`` -> ``[T, D]``."""
+    return movement_for(grad.device).unpermute_rows(grad, order=order, choices=choices)
 
 
 def _fake_unpermute(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
@@ -85,9 +85,8 @@ def moe_unpermute(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
 
     Products and sums of 16 bit rows are computed in fp32. The result has the dtype of the rows.
     """
-    wide = _wide(rows.dtype, weights.dtype)
-    slots = rows.index_select(0, _inverse(order)).view(*weights.shape, rows.shape[1])
-    return (slots.to(wide) * weights.to(wide).unsqueeze(2)).sum(1).to(rows.dtype)
+    move, choices = movement_for(rows.device), weights.shape[1]
+    return move.unpermute_rows(rows, order=order, choices=choices, weights=weights)
 
 
 def _fake_unpermute_rows(grad: Tensor, order: Tensor, weights: Tensor) -> Tensor:
@@ -97,10 +96,8 @@ def _fake_unpermute_rows(grad: Tensor, order: Tensor, weights: Tensor) -> Tensor
 @op(fake=_fake_unpermute_rows)
 def moe_unpermute_rows(grad: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient of the rows: ``grad[T, D]``, ``weights[T, k]`` -> ``[n, D]``."""
-    wide = _wide(grad.dtype, weights.dtype)
-    scale = weights.reshape(-1).index_select(0, order).to(wide)
-    rows = grad.index_select(0, order // weights.shape[1])
-    return (rows.to(wide) * scale.unsqueeze(1)).to(grad.dtype)
+    move, choices = movement_for(grad.device), weights.shape[1]
+    return move.permute_rows(grad, order=order, choices=choices, weights=weights)
 
 
 def _fake_unpermute_weights(
@@ -113,22 +110,11 @@ def _fake_unpermute_weights(
 def moe_unpermute_weights(
     grad: Tensor, rows: Tensor, order: Tensor, choices: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the gradient of the weights: ``grad[T, D]``, ``rows[n, D]`` -> ``[T, k]``."""
-    wide = _wide(grad.dtype, dtype)
-    tokens = grad.index_select(0, order // choices)
-    products = (tokens.to(wide) * rows.to(wide)).sum(1)
-    return products.index_select(0, _inverse(order)).view(-1, choices).to(dtype)
-
-
-def _inverse(order: Tensor) -> Tensor:
-    """Return where each slot lies: ``inverse[order[i]] = i``."""
-    places = torch.arange(order.shape[0], device=order.device)
-    return torch.empty_like(order).scatter_(0, order, places)
-
-
-def _wide(rows: torch.dtype, weights: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in."""
-    return torch.promote_types(torch.promote_types(rows, weights), torch.float32)
+    """Return the gradient of the weights: ``grad[T, D]``, ``rows[n, D]`` -> ``[T, k]`` of
+    ``dtype``.
+    """
+    move = movement_for(grad.device)
+    return move.dot_rows(grad, rows, order=order, choices=choices, dtype=dtype)
 
 
 def _save_order(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
