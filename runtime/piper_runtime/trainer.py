@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from piper_runtime import batch as batches
 from piper_runtime.agreement import check_batch, check_replicas, digest_of
-from piper_runtime.check import make_checker
+from piper_runtime.checking.check import make_checker
+from piper_runtime.checking.gaps import Summary
+from piper_runtime.checking.oracle import Oracle
 from piper_runtime.checks import EntryFacts, check_calls, check_entry_point
 from piper_runtime.determinism import check_agreement, check_environment
 from piper_runtime.determinism import deterministic as deterministic_algorithms
@@ -25,7 +27,6 @@ from piper_runtime.devices import device_for
 from piper_runtime.errors import ProgramError
 from piper_runtime.faults import Fault, arm, hooked
 from piper_runtime.feed import feed_all, feed_one
-from piper_runtime.gaps import Summary
 from piper_runtime.held import Held
 from piper_runtime.home import Home, make_home
 from piper_runtime.kernels import bind_kernels
@@ -35,7 +36,6 @@ from piper_runtime.memory import MemoryMeter
 from piper_runtime.metrics import Metrics
 from piper_runtime.names import dtype_of
 from piper_runtime.optimizer import OptimizerFactory, load_factory
-from piper_runtime.oracle import Oracle
 from piper_runtime.program import Program
 from piper_runtime.progress import tell
 from piper_runtime.rank import Rank

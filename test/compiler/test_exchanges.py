@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from piper.exchanges import Exchange, exchange
+from piper.reference.exchanges import Exchange, exchange
 from torch import Tensor
 
 GIVEN = [torch.arange(8.0).view(2, 4), torch.arange(8.0, 16.0).view(2, 4)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from piper.interpret import read_steps
 from piper.mlir import ir
+from piper.reference.interpret import read_steps
+from piper_runtime.checking.places import Places
 from piper_runtime.mesh import Mesh
-from piper_runtime.places import Places
 
 MODULE = """
 piper.mesh @mesh [pp = 1 unrolled]

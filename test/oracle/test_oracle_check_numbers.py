@@ -14,7 +14,7 @@ import torch
 from oracle import adamw, sgd
 from piper.strategy.update import Update
 from piper_runtime import LocalTransport, Program
-from piper_runtime.gaps import Summary
+from piper_runtime.checking.gaps import Summary
 from planted import planted, said_of
 from sharded import Sharded
 from small_gpt import TAGS, Batch, token_loss

@@ -15,7 +15,7 @@ import small_tensors
 import torch
 from oracle import BOUND
 from piper_runtime import CheckError, InstructionError, Program
-from piper_runtime.gaps import Summary
+from piper_runtime.checking.gaps import Summary
 from piper_runtime.program import seal
 from planted import planted, said_of, scaled_kernel
 from sequence_models import Sequences

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from piper_runtime import compute
+from piper_runtime.checking.oracle import Shards, Value
 from piper_runtime.optimizer import OptimizerFactory
-from piper_runtime.oracle import Shards, Value
 from piper_runtime.program import Program
 from sharded_program import BACKWARD, BUCKETS, FORWARD, NUM, Sharding, sharded_program
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class SingleProcess:
 
 
 class SingleCall:
-    """What a call must compute; see ``piper_runtime.oracle.Expected``."""
+    """What a call must compute; see ``piper_runtime.checking.oracle.Expected``."""
 
     def __init__(self, flats: dict[str, Tensor], coefficient: float) -> None:
         """Start with nothing but the state."""

@@ -18,7 +18,7 @@ from piper_runtime import (
     ProgramError,
     Trainer,
 )
-from piper_runtime.check import make_checker
+from piper_runtime.checking.check import make_checker
 from piper_runtime.program import seal
 from shared_model import Batch, Model, make_batch, make_model, make_strategy, token_loss
 from torch import Tensor, nn

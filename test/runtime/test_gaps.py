@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from piper_runtime import CheckError
-from piper_runtime.gaps import find_gap
+from piper_runtime.checking.gaps import find_gap
 from torch import Tensor
 
 PACK = (torch.tensor([100.0]), torch.tensor([1.0, 2.0]))

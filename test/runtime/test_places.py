@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from piper_runtime.checking.places import Places
 from piper_runtime.mesh import Axis, Mesh
-from piper_runtime.places import Places
 
 MESH = Mesh((Axis("dp", 2, "manual"), Axis("pp", 3, "unrolled"), Axis("tp", 2, "auto")))
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from piper_runtime.sharding import Local
+
 from piper.emit.flops import count_flops
 from piper.emit.layouts import axes_of_kind, kinds_in
 from piper.emit.names import torch_name
 from piper.emit.symbols import Symbols, name_of
 from piper.mlir import ir
-from piper_runtime.sharding import Local
 
 __all__ = ["emit_bucket", "emit_manifest", "emit_state"]
 

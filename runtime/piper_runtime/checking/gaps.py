@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper_runtime.checking.oracle import Value
 from piper_runtime.errors import CheckError
-from piper_runtime.oracle import Value
 
 __all__ = ["BOUNDS", "Summary", "find_gap"]
 

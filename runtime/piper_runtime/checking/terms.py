@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import deque
 
+from piper_runtime.checking.known import Term
 from piper_runtime.errors import CheckError
 from piper_runtime.instruction import Instruction
-from piper_runtime.known import Term
 
 __all__ = ["Messages", "term_name"]
 

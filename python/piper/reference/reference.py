@@ -21,18 +21,18 @@ from typing import Any
 import torch
 from piper_runtime import CheckError, Program, Trainer, Transport
 from piper_runtime import batch as batches
-from piper_runtime.gaps import Summary
+from piper_runtime.checking.gaps import Summary
+from piper_runtime.checking.places import Places
 from piper_runtime.names import dtype_of
 from piper_runtime.optimizer import OptimizerFactory, call_factory, clip_factor, load_factory
-from piper_runtime.places import Places
 from torch import Tensor, nn
 
-from piper.expectation import Expectation, local_flats, squared_norm, whole_gradients
 from piper.frontend.exporter import export_step
-from piper.interpret import Results, read_steps
 from piper.mlir import ir
 from piper.mlir.dialects import piper
-from piper.plain import LossFunction, PlainStep, first_difference
+from piper.reference.expectation import Expectation, local_flats, squared_norm, whole_gradients
+from piper.reference.interpret import Results, read_steps
+from piper.reference.plain import LossFunction, PlainStep, first_difference
 
 __all__ = ["Reference", "check"]
 
@@ -97,7 +97,7 @@ class Reference:
     def expect(
         self, entry_point: str, *, states: States, shards: Shards, loss_scale: float = 1.0
     ) -> Expectation:
-        """Run a call; see ``piper_runtime.oracle.Oracle``.
+        """Run a call; see ``piper_runtime.checking.oracle.Oracle``.
 
         Raises CheckError if the step of the IR is not the model's.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from piper_runtime import batch as batches
-from piper_runtime.gaps import BOUNDS
+from piper_runtime.checking.gaps import BOUNDS
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Mesh
 from torch import Tensor, nn

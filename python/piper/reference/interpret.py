@@ -6,7 +6,7 @@ neither the rank programs nor the kernels that were made of it have a part in it
 holds every bucket whole and adds up all gradients, so what gathers and reduces them does nothing.
 
 Where ranks share out weights, sequences or experts, a chunk is about what one of them has. Then the
-step is run for each place (see ``piper_runtime.places``), and an exchange between ranks is one
+step is run for each place (see ``piper_runtime.checking.places``), and an exchange between ranks is one
 between the values of places:
 
     place    tp 0    tp 1                  of dp 0, and again of dp 1
@@ -23,17 +23,17 @@ from typing import Any
 
 import torch
 from piper_runtime import compute
-from piper_runtime.oracle import exchange_name
-from piper_runtime.places import Places
+from piper_runtime.checking.oracle import exchange_name
+from piper_runtime.checking.places import Places
 from torch import Tensor
 
-from piper.chunk_functions import ChunkFunction, Values, read_chunk, read_kernels
 from piper.emit.names import identifier
 from piper.emit.symbols import Symbols, name_of
-from piper.exchanges import Exchange, exchange, read_exchange
 from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
 from piper.mlir.dialects import piper
+from piper.reference.chunk_functions import ChunkFunction, Values, read_chunk, read_kernels
+from piper.reference.exchanges import Exchange, exchange, read_exchange
 
 __all__ = ["Results", "StepFunction", "read_steps"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from piper_runtime.checked_call import CheckedCall
-from piper_runtime.gaps import Summary
+from piper_runtime.checking.checked_call import CheckedCall
+from piper_runtime.checking.gaps import Summary
+from piper_runtime.checking.oracle import Oracle, Shards
 from piper_runtime.held import Held
 from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import Manifest
-from piper_runtime.oracle import Oracle, Shards
 from piper_runtime.transports.base import Transport
 from piper_runtime.whole import gather_buckets
 

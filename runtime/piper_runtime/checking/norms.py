@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from torch import Tensor
 
 from piper_runtime import compute
-from piper_runtime.known import Known
+from piper_runtime.checking.known import Known
+from piper_runtime.checking.oracle import Expected
+from piper_runtime.checking.places import Places
 from piper_runtime.manifest import BucketSpec, Manifest
 from piper_runtime.mesh import CommSpec
-from piper_runtime.oracle import Expected
-from piper_runtime.places import Places
 
 __all__ = ["expected_squares"]
 

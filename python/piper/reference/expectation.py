@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from piper_runtime.checking.places import Places
 from piper_runtime.compute import sumsq
 from piper_runtime.manifest import BucketSpec, Manifest
-from piper_runtime.places import Places
 from piper_runtime.sharding import Local
 from torch import Tensor
 
-from piper.interpret import Results, StepFunction
+from piper.reference.interpret import Results, StepFunction
 
 __all__ = ["Expectation", "local_flats", "squared_norm", "whole_gradients"]
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Expectation:
-    """See ``piper_runtime.oracle.Expected``."""
+    """See ``piper_runtime.checking.oracle.Expected``."""
 
     def __init__(
         self,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from piper_runtime import compute
-from piper_runtime.gaps import BOUNDS
+from piper_runtime.checking.gaps import BOUNDS
+from piper_runtime.checking.oracle import Value
 from piper_runtime.manifest import BucketSpec
 from piper_runtime.names import dtype_of
-from piper_runtime.oracle import Value
 from piper_runtime.sharding import Shard, pad
 
 __all__ = ["Known", "Term", "add_squares", "flat_value", "known_part", "narrowest"]

@@ -29,16 +29,16 @@ from torch import Tensor
 
 from piper_runtime import batch as batches
 from piper_runtime import compute
+from piper_runtime.checking.gaps import BOUNDS, Summary, find_gap
+from piper_runtime.checking.known import Known, Term, add_squares, flat_value, known_part, narrowest
+from piper_runtime.checking.norms import expected_squares
+from piper_runtime.checking.oracle import Expected, Shards, Value, exchange_name
+from piper_runtime.checking.places import Places
+from piper_runtime.checking.terms import Messages, term_name
 from piper_runtime.errors import CheckError, InstructionError
-from piper_runtime.gaps import BOUNDS, Summary, find_gap
 from piper_runtime.instruction import Handle, Instruction
-from piper_runtime.known import Known, Term, add_squares, flat_value, known_part, narrowest
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
-from piper_runtime.norms import expected_squares
-from piper_runtime.oracle import Expected, Shards, Value, exchange_name
-from piper_runtime.places import Places
-from piper_runtime.terms import Messages, term_name
 
 __all__ = ["CheckedCall"]
 
