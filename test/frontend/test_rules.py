@@ -257,7 +257,7 @@ ROWS = [
     Row(aten.mish_backward.default, lambda s: twice(s), "a b"),
     Row(aten.softplus_backward.default, lambda s: (*twice(s), 1.0, 20.0), "a b"),
     Row(own.moe_sort.default, lambda s: (Routing(s).index, Routing.experts, 1), ""),
-    Row(own.moe_permute.default, lambda s: (*Routing(s).tokens(s()), 2), "n d"),
+    Row(own.moe_permute.default, lambda s: (*Routing(s).tokens(s()), 2), "d", tied="n"),
     Row(own.moe_permute_backward.default, lambda s: (*Routing(s).rows(s()), 2), "d"),
     Row(own.moe_exchange_counts.default, lambda s: (Routing(s).counts,), "e", tied="r"),
     Row(own.moe_dispatch.default, lambda s: Routing(s).sent(s()), "d"),
@@ -268,7 +268,7 @@ ROWS = [
     Row(own.moe_linear_input.default, lambda s: Routing(s).linear(s(), s(), True), "i o", tied="m"),
     Row(own.moe_linear_weight.default, lambda s: Routing(s).both(s(), s()), "o i", tied="e"),
     Row(own.moe_unpermute.default, lambda s: Routing(s).weighted(s()), "d", tied="t"),
-    Row(own.moe_unpermute_rows.default, lambda s: Routing(s).spread(s()), "n d"),
+    Row(own.moe_unpermute_rows.default, lambda s: Routing(s).spread(s()), "d", tied="n"),
     Row(own.moe_unpermute_weights.default, lambda s: Routing(s).dots(s()), "d", tied="t"),
 ]
 

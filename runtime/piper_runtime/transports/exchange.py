@@ -1,6 +1,8 @@
 """Messages and collectives over gloo, as bytes, with sums in rank order: bitwise those of ``local``.
 
 reduce_scatter = swap parts, sum in rank order        all_reduce = that in place, swap the sums
+
+A sum of two does not depend on their order, so gloo itself may add those.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from piper_runtime.transports.base import check_gathered, rank_order_sum, rows_o
 __all__ = ["PERFORM", "as_bytes", "check_identity", "sum_into"]
 
 IDENTITY_BYTES = 256
+_ADDED_BY_GLOO = (torch.float32, torch.float64)
+"""As torch adds them; narrower ones gloo may round at other places."""
 
 
 def check_identity(instruction: Instruction, group: dist.ProcessGroup) -> None:
@@ -84,6 +88,9 @@ def _all_reduce(message: Message, group: dist.ProcessGroup | None, value: Tensor
     """Sum one part per member, then share the sums; perhaps in place."""
     total = value if message.in_place else value.clone(memory_format=torch.contiguous_format)
     if group is None:
+        return total
+    if len(message.comm.members) == 2 and total.dtype in _ADDED_BY_GLOO:
+        dist.all_reduce(total, group=group)
         return total
     parts = total.view(-1).tensor_split(len(message.comm.members))
     own = parts[dist.get_rank(group)]
