@@ -33,6 +33,8 @@ def test_every_stage_and_policy_has_its_rows() -> None:
         ("0", "each", "all_reduce"),
         ("1", "last", "reduce_scatter"),
         ("1", "last", "all_gather"),
+        ("1", "last", "step", "reduce_scatter"),
+        ("1", "last", "step", "all_gather"),
         ("1", "each", "all_reduce"),
         ("1", "each", "all_gather"),
         ("2", "last", "reduce_scatter"),

@@ -208,14 +208,15 @@ def test_a_wrong_exchange(
 
 
 def test_a_message_that_is_not_what_was_exchanged() -> None:
-    """Its label says how ranks have exchanged it, not of which chunk it was."""
+    """Its label says what it is of, and how ranks have exchanged it."""
     change = (
-        r"r\.send\(whole_layer_1_B\w*_m0, (.*label='all_gather#0')",
+        r"r\.send\(whole_layer_1_B\w*_m0, (.*label='layer\.1\$B\d#\d\.all_gather#0')",
         r"r.send(layer_1_B10_m0, \1",
     )
     report = said(PARALLEL, lambda program: planted(program, STAGE_1, change))
     assert "r.send(" in report
-    assert "CheckError: expected to send what all_gather has made, got result " in report
+    assert "CheckError: expected to send all_gather layer_1_B" in report
+    assert ", got result 0 of chunk layer_1_B1, microbatch 0" in report
 
 
 def test_rows_that_arrive_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:

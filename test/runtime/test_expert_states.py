@@ -258,16 +258,6 @@ def test_a_manifest_that_cannot_be(change: Change, message: str) -> None:
         changed(change)
 
 
-def test_check_mode_refuses() -> None:
-    oracle: Any = object()
-    with pytest.raises(
-        ValueError,
-        match=r"check mode expected ranks with whole members of buckets, .*, got bucket "
-        r"'experts\$b', which piper.shard shares out along 'ep'",
-    ):
-        start(Experts(), check=oracle)
-
-
 # Between processes.
 
 

@@ -34,7 +34,7 @@ from piper_runtime.checking.known import Known, Term, add_squares, flat_value, k
 from piper_runtime.checking.norms import expected_squares
 from piper_runtime.checking.oracle import Expected, Shards, Value, exchange_name
 from piper_runtime.checking.places import Places
-from piper_runtime.checking.terms import Messages, term_name
+from piper_runtime.checking.terms import check_sent, labelled_term, term_name
 from piper_runtime.errors import CheckError, InstructionError
 from piper_runtime.instruction import Handle, Instruction
 from piper_runtime.manifest import Manifest
@@ -73,7 +73,6 @@ class CheckedCall:
         self._known: dict[Handle, Known] = {}
         self._comms = {spec.name: spec for spec in manifest.comms}
         self._places = Places(manifest.mesh, manifest.data_axes)
-        self._messages = Messages()
 
     def attach(self, instruction: Instruction) -> None:
         """Check the instruction when it is executed."""
@@ -209,13 +208,13 @@ class CheckedCall:
         ]
 
     def _recv(self, instruction: Instruction, value: Tensor) -> list[Known]:
-        term = self._messages.receive(instruction)
+        term = labelled_term(instruction)
         if term is None:
             return [Known(None)]
         return [Known(self._result(instruction, term), (term,))]
 
     def _send(self, instruction: Instruction, value: None) -> list[Known]:
-        self._messages.send(instruction, self._of(instruction.operands[0]).terms)
+        check_sent(instruction, self._of(instruction.operands[0]).terms)
         return []
 
     def _result(self, instruction: Instruction, term: Term) -> Value | None:
