@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -159,10 +159,11 @@ def _capture(
             batch,
             annotations=strategy.tags,
             microbatches=strategy.microbatches,
-            data_shards=held,
+            data_shards=every,
+            held=held,
             dims=strategy.dims,
         )
-        taken = simplify(replace(taken, data_shards=every))
+        taken = simplify(taken)
         captures.append(separate_biases(taken) if strategy.mesh.auto else taken)
         advance()
     return captures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import piper
 import pytest
 import torch
 from capture_models import LENGTH, VOCABULARY, WIDTH
@@ -32,7 +33,12 @@ class Model(nn.Module):
 
 
 def taken(
-    loss: Forward, *, microbatches: int = 2, data_shards: int = 2, evaluate: bool = False
+    loss: Forward,
+    *,
+    microbatches: int = 2,
+    data_shards: int = 2,
+    held: int | None = None,
+    evaluate: bool = False,
 ) -> None:
     """Capture a model with this loss."""
     take = capture_eval if evaluate else capture
@@ -89,6 +95,22 @@ def test_what_sums_over_examples_is_refused(loss: Forward) -> None:
             taken(loss, evaluate=evaluate)
         found = int(str(error.value).partition("test_coupling.py:")[2].split()[0].rstrip(":"))
         assert line < found <= line + 4
+
+
+def test_a_process_that_feeds_one_shard_of_two_is_refused_as_well() -> None:
+    """As under torchrun: the other rank has other examples."""
+    model = Model(balance)
+    strategy = piper.Strategy(
+        mesh={"dp": 2},
+        directives=[
+            piper.annotate({"": "all"}),
+            piper.split(microbatches=1),
+            piper.replicate(axis="dp"),
+        ],
+    )
+    batch = {"ids": torch.zeros(ROWS, LENGTH, dtype=torch.int64)}
+    with pytest.raises(CaptureError, match="sums over the examples of a batch"):
+        piper.compile(model, lambda model, b: model(b["ids"]), strategy, batch, data_shards=1)
 
 
 @pytest.mark.parametrize("loss", COUPLED)

@@ -34,24 +34,28 @@ def capture(
     annotations: Mapping[str, str],
     microbatches: int,
     data_shards: int,
+    held: int | None = None,
     dims: Mapping[str, int | None] | None = None,
 ) -> Capture:
     """Capture forward, loss and backward of ``loss_fn(model, batch)`` at one microbatch of one
     rank.
 
-    ``batch`` is an example with all data shards and microbatches along the batch dim; only its
-    shapes and dtypes are used (and leaves that are not tensors, as constants). ``dims`` gives the
+    ``batch`` is an example with all microbatches and data shards, or ``held`` of these, along the
+    batch dim; only its shapes and dtypes are used (and leaves that are not tensors, as constants).
+    ``dims`` gives the
     batch dim of inputs by name, None for a replicated one; the default is 0. ``annotations`` maps
     module path globs to tags. The model may be on any device, meta included, and is not touched;
     its modules' training flags are taken as they are.
 
     Raises CaptureError, with names and source lines, for whatever the program could not do as the
     model does: hooks, graph breaks, Python or buffer state changed by the forward, random ops,
-    losses that are not one sum or mean beside local losses, parameters under no annotation, and trainable parameters
-    without a gradient.
+    losses that are not one sum or mean beside local losses, parameters under no annotation, and
+    trainable parameters without a gradient.
     """
     modules = _check(model, annotations)
-    example = slice_example(batch, microbatches=microbatches, data_shards=data_shards, dims=dims)
+    example = slice_example(
+        batch, microbatches=microbatches, data_shards=held or data_shards, dims=dims
+    )
     joint = trace_joint(model, loss_fn, example)
     clean = clean_graph(joint, example.inputs, backward=True)
     return _finish("train", clean, example, modules, microbatches, data_shards)
@@ -65,13 +69,16 @@ def capture_eval(
     annotations: Mapping[str, str],
     microbatches: int,
     data_shards: int,
+    held: int | None = None,
     dims: Mapping[str, int | None] | None = None,
 ) -> Capture:
     """Capture forward and loss as after ``model.eval()``: as ``capture``, without tangent and
     gradients.
     """
     modules = _check(model, annotations)
-    example = slice_example(batch, microbatches=microbatches, data_shards=data_shards, dims=dims)
+    example = slice_example(
+        batch, microbatches=microbatches, data_shards=held or data_shards, dims=dims
+    )
     joint = trace_joint(model, loss_fn, example, training=False)
     clean = clean_graph(joint, example.inputs, backward=False)
     return _finish("eval", clean, example, modules, microbatches, data_shards)

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from piper.frontend.data import CaptureError, InputSpec, LossSpec, role
+from piper.frontend.joint import needed_by
 from piper.frontend.loss import find_reduction, is_backward
-from piper.frontend.losses import needed_by
 from piper.frontend.rule_text import Rule, operands, results
 from piper.frontend.rules import rule_of
 from piper.frontend.sites import node_site

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -80,7 +80,7 @@ def clean_graph(joint: Joint, inputs: Sequence[InputSpec], *, backward: bool) ->
             for node, desc in results
             if isinstance(desc, aot.GradAOTOutput)
         ]
-    live = _live(loss, *(node for _, node in wanted))
+    live = needed_by([loss, *(node for _, node in wanted)])
     refuse_higher_order(node for node in source.nodes if node in live)
     roles = _roles(source, states, inputs, live)
     graph = fx.Graph()
@@ -135,15 +135,16 @@ def _mutations(results: Sequence[tuple[fx.Node, object]]) -> Iterator[tuple[str,
                 yield f"buffer {target!r}", node
 
 
-def _live(*roots: fx.Node) -> set[fx.Node]:
-    live: set[fx.Node] = set()
-    pending = list(roots)
+def needed_by(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return ``nodes`` and all that they are made of."""
+    found: set[fx.Node] = set()
+    pending = list(nodes)
     while pending:
         node = pending.pop()
-        if node not in live:
-            live.add(node)
+        if node not in found:
+            found.add(node)
             pending.extend(node.all_input_nodes)
-    return live
+    return found
 
 
 def _roles(

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from piper.frontend.data import CaptureError, LossSpec, Role
-from piper.frontend.joint import CleanGraph
+from piper.frontend.joint import CleanGraph, needed_by
 from piper.frontend.loss import (
     constant_count,
     find_reduction,
@@ -30,7 +30,7 @@ from piper.frontend.loss import (
 )
 from piper.frontend.sites import node_site
 
-__all__ = ["make_losses", "needed_by"]
+__all__ = ["make_losses"]
 
 aten, own = torch.ops.aten, torch.ops.piper
 
@@ -60,18 +60,6 @@ def make_losses(clean: CleanGraph) -> tuple[LossSpec, ...]:
     _refuse_shared(find_reduction(clean.loss), local)
     count = make_sum(clean, clean.loss)
     return LossSpec(_MAIN, clean.loss, count, 1.0, clean.tangent), *local
-
-
-def needed_by(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return ``nodes`` and all that they are made of."""
-    found: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found
 
 
 def _refuse(node: fx.Node, name: object, what: str) -> CaptureError:

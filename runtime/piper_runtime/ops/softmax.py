@@ -40,9 +40,7 @@ def _one(x: Tensor, dim: int) -> Tensor:
     return x.new_empty(shape, dtype=_wide(x.dtype))
 
 
-def _fake_forward_stats(
-    x: Tensor, dim: int, half_to_float: bool, *, index: Tensor, parts: int, size: int
-) -> Tensor:
+def _fake_forward_stats(x: Tensor, dim: int, half_to_float: bool, **part: object) -> Tensor:
     return _one(x, dim)
 
 
@@ -57,16 +55,7 @@ def log_sum_exp_part(
     return filled.logsumexp(dim, keepdim=True)
 
 
-def _fake_softmax(
-    x: Tensor,
-    dim: int,
-    half_to_float: bool,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
-    stats: Tensor,
-) -> Tensor:
+def _fake_softmax(x: Tensor, dim: int, half_to_float: bool, **part: object) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32 if half_to_float else x.dtype)
 
 
@@ -111,14 +100,7 @@ def softmax_part(
 
 
 def _fake_backward_stats(
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype, **part: object
 ) -> Tensor:
     return _one(grad_output, dim)
 
@@ -159,15 +141,7 @@ def softmax_backward_sum_part(
 
 
 def _fake_softmax_backward(
-    grad_output: Tensor,
-    output: Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
-    stats: Tensor,
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype, **part: object
 ) -> Tensor:
     return grad_output.new_empty(grad_output.shape, dtype=input_dtype)
 

@@ -44,17 +44,7 @@ def _places(numbers: Tensor, index: Tensor, rows: int, size: int) -> tuple[Tenso
 # Rows of a table.
 
 
-def _fake_embedding(
-    weight: Tensor,
-    indices: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
-) -> Tensor:
+def _fake_embedding(weight: Tensor, indices: Tensor, *others: object, **part: object) -> Tensor:
     return weight.new_empty(*indices.shape, weight.shape[1])
 
 
@@ -77,15 +67,7 @@ def embedding_part(
 
 
 def _fake_embedding_backward(
-    grad_output: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
+    grad_output: Tensor, indices: Tensor, num_weights: int, *others: object, **part: object
 ) -> Tensor:
     return grad_output.new_empty(num_weights, grad_output.shape[-1])
 
@@ -124,17 +106,7 @@ def _own_labels(
     return (own & (target != ignore_index)).unsqueeze(1), places.unsqueeze(1)
 
 
-def _fake_loss(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
-) -> tuple[Tensor, Tensor]:
+def _fake_loss(x: Tensor, *others: object, **part: object) -> tuple[Tensor, Tensor]:
     return x.new_empty(()), x.new_empty(())
 
 
@@ -161,19 +133,7 @@ def nll_loss_part(
     return -picked.sum(), (target != ignore_index).sum().to(x.dtype)
 
 
-def _fake_loss_backward(
-    grad_output: Tensor,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Tensor,
-    *,
-    index: Tensor,
-    parts: int,
-    size: int,
-) -> Tensor:
+def _fake_loss_backward(grad_output: Tensor, x: Tensor, *others: object, **part: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
