@@ -99,14 +99,18 @@ class Captures:
             loss_fn: LossFunction,
             batch: Any,
             *,
-            annotations: Mapping[str, str],
-            **sizes: Any,
+            microbatches: int,
+            data_shards: int,
+            held: int,
+            **options: Any,
         ) -> Capture:
-            example = slice_example(batch, **sizes)
-            key = (take.__name__, example.inputs, tuple(annotations.items()))
+            sizes: dict[str, Any] = {"microbatches": microbatches, "data_shards": data_shards}
+            example = slice_example(
+                batch, microbatches=microbatches, data_shards=held, dims=options["dims"]
+            )
+            key = (take.__name__, example.inputs, tuple(options["annotations"].items()))
             if key not in self._taken:
-                self._taken[key] = take(model, loss_fn, batch, annotations=annotations, **sizes)
-            sizes.pop("dims")
+                self._taken[key] = take(model, loss_fn, batch, held=held, **sizes, **options)
             return replace(self._taken[key], **sizes)
 
         return taken
