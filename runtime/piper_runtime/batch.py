@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from piper_runtime.fixed import FixedLeaf, check_fixed
 from piper_runtime.names import dtype_name
 
 __all__ = [
@@ -113,18 +114,26 @@ def _step_name(step: Any) -> str:
 
 
 def shards(
-    batch: Any, inputs: Iterable[InputSpec], *, num_shards: int, num_microbatches: int
+    batch: Any,
+    inputs: Iterable[InputSpec],
+    *,
+    num_shards: int,
+    num_microbatches: int,
+    fixed: Mapping[str, FixedLeaf] | None = None,
 ) -> list[dict[str, Tensor]]:
     """Check ``batch`` against the signature and cut it into data-parallel shards.
 
     The batch holds ``num_shards * num_microbatches`` microbatches along each input's batch dim,
     shard by shard; a replicated input holds exactly one. Returns, per shard, views of the tensors
     by input name. Raises ValueError or TypeError naming the input, what was expected and what came.
-    A leaf that is not an input of the program is an error if it is a tensor, else ignored.
+    A leaf that is not an input of the program must be one of ``fixed``, and have its value. If it
+    is not known (None) which those are, leaves that are no tensors are ignored.
     """
     named = leaves(batch)
     specs = list(inputs)
-    _check_names(named, specs)
+    if fixed is not None:
+        check_fixed(named, fixed)
+    _check_names(named, specs, fixed)
     parts: list[dict[str, Tensor]] = [{} for _ in range(num_shards)]
     for spec in specs:
         tensor = check_input(named[spec.name], spec, count=num_shards * num_microbatches)
@@ -183,11 +192,19 @@ def _cut(tensor: Tensor, spec: InputSpec, count: int) -> Sequence[Tensor]:
     return torch.tensor_split(tensor, count, dim=spec.dim)
 
 
-def _check_names(named: Mapping[str, Any], specs: Sequence[InputSpec]) -> None:
-    known = {spec.name for spec in specs}
+def _check_names(
+    named: Mapping[str, Any], specs: Sequence[InputSpec], fixed: Mapping[str, FixedLeaf] | None
+) -> None:
+    known = {spec.name for spec in specs} | (fixed or {}).keys()
     missing = [spec.name for spec in specs if spec.name not in named]
     if missing:
         raise ValueError(f"batch expected input {missing[0]!r}, got {sorted(named)}")
-    extra = [name for name, leaf in named.items() if name not in known and isinstance(leaf, Tensor)]
-    if extra:
-        raise ValueError(f"batch expected only inputs {sorted(known)}, got tensor {extra[0]!r}")
+    extra = [name for name in named if name not in known]
+    tensors = [name for name in extra if isinstance(named[name], Tensor)]
+    if tensors:
+        raise ValueError(f"batch expected only inputs {sorted(known)}, got tensor {tensors[0]!r}")
+    if extra and fixed is not None:
+        raise ValueError(
+            f"batch expected only leaves {sorted(known)}, which the program was compiled with, got "
+            f"also {extra[0]!r}: leave it out, or compile with it"
+        )

@@ -45,7 +45,13 @@ def _shards(batch: Any, manifest: Manifest, count: int) -> list[Shard]:
     sequence, inputs = manifest.sequence, manifest.inputs
     if sequence is not None:
         inputs = tuple(sequence.whole(spec) for spec in inputs)
-    return batches.shards(batch, inputs, num_shards=count, num_microbatches=manifest.microbatches)
+    return batches.shards(
+        batch,
+        inputs,
+        num_shards=count,
+        num_microbatches=manifest.microbatches,
+        fixed=manifest.leaves,
+    )
 
 
 def _part(shard: Mapping[str, Tensor], manifest: Manifest, rank: int) -> Shard:

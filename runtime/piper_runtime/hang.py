@@ -32,6 +32,7 @@ from piper_runtime.program import LoadedProgram
 __all__ = ["Blame", "Programs", "Status", "explain", "find_blame"]
 
 MOST_LINES = 16
+MOST_LISTED = 8  # ranks of one call
 FOR = "{for}"  # where the seconds go in what a rank does
 
 
@@ -273,22 +274,54 @@ def find_blame(programs: Programs, statuses: Mapping[int, Status], rank: int) ->
 
 
 def explain(programs: Programs, statuses: Mapping[int, Status], blame: Blame) -> str:
-    """Return the report: who is behind and where, and for whom each other rank waits there."""
+    """Return the report: who is behind and where, and for whom each other rank waits there.
+
+    It begins with what ranks do if they have not made the same calls.
+    """
     name, status = programs.mesh.describe(blame.rank), statuses[blame.rank]
     what = blame.what.replace(FOR, f" for {blame.seconds:.1f} s")
-    lines = [f"{name} {what}" if status.gone else f"{name} is behind: it {what}"]
+    head = f"{name} {what}" if status.gone else f"{name} is behind: it {what}"
     if status.gone and status.cells:
         where = "behind" if status.activity is Activity.IDLE else "in"
-        entry = programs.entry_points[status.cells[ENTRY]]
-        lines[0] += f", {where} step {status.cells[STEP]} ({entry})"
-    lines[0] += f" ({status.note})" if status.note else ""
-    lines += _where(blame.instruction)
+        head += f", {where} {_call_of(programs, status)}"
+    head += f" ({status.note})" if status.note else ""
+    lines = [] if status.gone else _different_calls(programs, statuses)
+    lines += [head, *_where(blame.instruction)]
     for other in blame.others:
         lines += _where(other)
     waiting = (line for rank in statuses if (line := _waiting(programs, statuses, rank, blame)))
     lines += islice(waiting, MOST_LINES)
     lines += ["  and so do others"] if next(waiting, None) else []
     return "\n".join(lines)
+
+
+def _different_calls(programs: Programs, statuses: Mapping[int, Status]) -> list[str]:
+    """Return a line that says who has called what last, if two have called different things there
+    after as many calls before.
+    """
+    calls: dict[int, dict[str, list[int]]] = {}
+    for rank, status in statuses.items():
+        if status.cells and status.cells[CALL] and not status.gone:
+            found = calls.setdefault(status.cells[CALL], {})
+            found.setdefault(_call_of(programs, status), []).append(rank)
+    if all(len(found) == 1 for found in calls.values()):
+        return []
+    told = [f"{what} on {_listed(rs)}" for found in calls.values() for what, rs in found.items()]
+    right = "every process must call the same entry points in the same order"
+    return [f"ranks have not made the same calls: {'; '.join(told)}: {right}"]
+
+
+def _call_of(programs: Programs, status: Status) -> str:
+    """Return in words which call a rank is in, or was in last."""
+    return f"step {status.cells[STEP]} ({programs.entry_points[status.cells[ENTRY]]})"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Return ranks in words, as many as fit."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - MOST_LISTED} more" if len(ranks) > MOST_LISTED else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_LISTED]))}{more}"
 
 
 def _waiting(

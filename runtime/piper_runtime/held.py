@@ -43,8 +43,11 @@ class Held:
                 yield rank, bucket
 
     def states(self) -> list[StateSpec]:
-        """Return the states of a checkpoint; constants come with the program."""
-        return [state for state in self.manifest.states if state.kind != "constant"]
+        """Return the states of a checkpoint, which are those of a state dict of the model.
+
+        Constants come with the program, buffers that are not persistent with the model.
+        """
+        return [state for state in self.manifest.states if state.saved_names]
 
     def value_dtypes(self) -> dict[str, torch.dtype]:
         """Return, by state, the dtype in which its value is kept."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from piper_runtime.batch import InputSpec, SequenceSpec
 from piper_runtime.errors import ProgramError
+from piper_runtime.fixed import FixedLeaf
 from piper_runtime.loss_scale import LossScale
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
@@ -26,7 +27,8 @@ class StateSpec:
     """One parameter, buffer or constant: its whole shape and every name the model has for it.
 
     With a ``shard_axis``, ranks along that axis hold equal parts of its dim ``shard_dim``, of which
-    the last ones may have padding if the axis is auto.
+    the last ones may have padding if the axis is auto. ``unsaved`` are the names that a state dict
+    of the model leaves out: those of buffers that are not persistent.
     """
 
     name: str
@@ -37,6 +39,7 @@ class StateSpec:
     aliases: tuple[str, ...]
     shard_axis: str | None = None
     shard_dim: int = 0
+    unsaved: tuple[str, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -47,6 +50,13 @@ class StateSpec:
     def names(self) -> tuple[str, ...]:
         """The name, then the aliases of a tied weight."""
         return (self.name, *self.aliases)
+
+    @property
+    def saved_names(self) -> tuple[str, ...]:
+        """The names in a state dict of the model; a constant, which is not the model's, has none."""
+        if self.kind == "constant":
+            return ()
+        return tuple(name for name in self.names if name not in self.unsaved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,8 @@ class Manifest:
     """Whether a step whose gradient norm is not finite changes nothing."""
     loss_scale: float | LossScale | None = None
     sequence: SequenceSpec | None = None
+    leaves: Mapping[str, FixedLeaf] | None = None
+    """What was compiled in of the batch by name: leaves that are no tensors; None if not known."""
 
     @staticmethod
     def parse(text: str) -> Manifest:
@@ -237,7 +249,14 @@ def _parse(raw: Mapping[str, Any]) -> Manifest:
         skips=raw.get("skip_nonfinite", False),
         loss_scale=_parse_loss_scale(raw.get("loss_scale")),
         sequence=_parse_sequence(raw.get("sequence")),
+        leaves=_parse_leaves(raw.get("leaves")),
     )
+
+
+def _parse_leaves(entries: Mapping[str, Mapping[str, str]] | None) -> dict[str, FixedLeaf] | None:
+    if entries is None:
+        return None
+    return {name: FixedLeaf(entry["type"], entry["text"]) for name, entry in entries.items()}
 
 
 def _parse_sequence(entry: Mapping[str, Any] | None) -> SequenceSpec | None:
@@ -258,6 +277,7 @@ def _parse_state(entry: Mapping[str, Any]) -> StateSpec:
         aliases=tuple(entry.get("aliases", ())),
         shard_axis=entry.get("shard_axis"),
         shard_dim=entry.get("shard_dim", 0),
+        unsaved=tuple(entry.get("unsaved", ())),
     )
 
 

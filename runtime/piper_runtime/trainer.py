@@ -81,7 +81,8 @@ class Trainer:
     were not finite.
 
     A batch is what THIS process feeds: its data-parallel shard under torchrun, the concatenation
-    in data-parallel order under local.
+    in data-parallel order under local. Leaves that are no tensors were compiled in: they must have
+    the same values.
 
     Raises ProgramError if a program is not valid, ValueError if the world is not the mesh, if a
     weight is missing or has another shape, if replicas start from different values, or for a peak
@@ -291,14 +292,15 @@ class Trainer:
         return gradients if self.loss_scale is None else unscaled(gradients, self._last_scale)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return parameters and buffers by every name, as copies on the CPU, on every rank.
+        """Return what the model's ``state_dict()`` has, as copies on the CPU, on every rank.
 
-        They are whole, and of the model's dtype: a value that is kept in a wider one is rounded.
-        Every process calls this, since ranks may hold parts.
+        These are parameters and persistent buffers, by every name. They are whole, and of the
+        model's dtype: a value that is kept in a wider one is rounded. Every process calls this,
+        since ranks may hold parts.
         """
         found = dict(self.stream_state_dict())
-        states = [state for state in self._manifest.states if state.name in found]
-        return {name: found[state.name] for state in states for name in state.names}
+        states = self._held().states()
+        return {n: found[state.saved_names[0]] for state in states for n in state.saved_names}
 
     def stream_state_dict(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what ``full_state_dict`` returns, a tied weight under its first name only.
@@ -309,9 +311,9 @@ class Trainer:
         held = self._held()
         loose = [(s, held.loose[s.name]) for s in held.states() if s.name in held.loose]
         for state, value in chain(loose, self._gather(self._manifest.buckets, "value")):
-            if state.kind != "constant":
+            if state.saved_names:
                 value = value.to(dtype_of(state.dtype))
-                yield state.name, value
+                yield state.saved_names[0], value
             del value  # else it would still be there while the next bucket is put together
 
     def save(self, path: str | Path) -> None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import hf_models
 import piper
 import pytest
 import small_gpt
+import torch
+from hf_models import FAMILIES
 from oracle import Step, adamw, check_steps, plain_steps, sgd
 from piper.strategy import Update
 from piper_runtime import Program, Trainer
 from piper_runtime.optimizer import OptimizerFactory
 from sharded import Sharded
 from small_gpt import TAGS, Batch, token_loss
+from strategies import Case
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 CLIP = 0.5
 LAYERS = 6  # with embedding and head 8 chunks, two for each of 4 stages
@@ -153,3 +164,92 @@ def test_a_loss_scale_is_not_needed(tmp_path: Path) -> None:
     plain.load(tmp_path / "scaled")
     assert plain.steps == 1
     assert plain.loss_scale is None
+
+
+# An unmodified model of transformers, with buffers that its state dict does not have.
+
+
+LLAMA = {"dp2-zero3": Sharded("1F1B", 1, 2, 2, zero=3), "pp2-1F1B": Sharded("1F1B", 2, 1, 4)}
+LLAMA_BATCH = Case("1F1B", 1, 1, 4)
+
+
+def llama(name: str, factory: OptimizerFactory = adamw) -> Trainer:
+    """A trainer of its own model, and so of its own buffers."""
+    case, captures = LLAMA[name], hf_models.captures("llama", layers=2)
+    strategy = case.strategy(FAMILIES["llama"].tags, factory, stages=case.stages)
+    program = captures.compile(strategy, hf_models.make_batch(LLAMA_BATCH))
+    return Trainer(program, transport="local", model=copy.deepcopy(captures.model))
+
+
+def llama_model() -> nn.Module:
+    return copy.deepcopy(hf_models.captures("llama", layers=2).model)
+
+
+def dumped(tree: dict[str, Any], path: Path) -> Path:
+    """Write a checkpoint as plain PyTorch does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        torch_save(tree, checkpoint_id=path, no_dist=True)
+    return path
+
+
+def tree_of(path: Path) -> dict[str, Any]:
+    """Read a checkpoint as plain PyTorch does."""
+    dcp_to_torch_save(path, path.with_suffix(".pt"))
+    return dict(torch.load(path.with_suffix(".pt")))
+
+
+def test_a_state_dict_is_that_of_the_model() -> None:
+    """It loads strictly, and what is not in it is still there to compute with."""
+    trainer, model, batch = llama("dp2-zero3"), llama_model(), hf_models.make_batch(LLAMA_BATCH)
+    trainer.step(batch)
+    state = trainer.full_state_dict()
+    assert [*state] == [*model.state_dict()]
+    assert not any("inv_freq" in name for name in state)
+    assert any("inv_freq" in name for name, _ in model.named_buffers())
+    assert dict(trainer.stream_state_dict()).keys() == state.keys()
+    model.load_state_dict(state)
+    expected = float(hf_models.next_token_loss(model, batch).detach())
+    assert trainer.evaluate(batch) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_checkpoint_has_the_keys_of_torch(tmp_path: Path) -> None:
+    """Another strategy goes on from it."""
+    first, second, batch = llama("dp2-zero3"), llama("pp2-1F1B"), hf_models.make_batch(LLAMA_BATCH)
+    first.step(batch)
+    first.save(tmp_path / "it")
+    found = FileSystemReader(tmp_path / "it").read_metadata().state_dict_metadata
+    names = {f"model.{name}" for name in get_model_state_dict(llama_model())}
+    assert {key for key in found if key.startswith("model.")} == names
+    second.load(tmp_path / "it")
+    assert second.step(batch).loss == pytest.approx(first.step(batch).loss, abs=1e-12)
+
+
+def test_a_checkpoint_of_plain_torch_is_all_that_is_needed(tmp_path: Path) -> None:
+    """Model and optimizer as torch's own functions name them, and the step."""
+    model, batch = llama_model(), hf_models.make_batch(LLAMA_BATCH)
+    optimizer = adamw([*model.parameters()])
+    hf_models.next_token_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    tree = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "train_state": {"step": torch.tensor(1)},
+    }
+    trainer = llama("pp2-1F1B")
+    trainer.load(dumped(tree, tmp_path / "it"))
+    expected = float(hf_models.next_token_loss(model, batch).detach())
+    assert trainer.step(batch).loss == pytest.approx(expected, abs=1e-12)
+    assert trainer.steps == 2
+
+
+def test_a_checkpoint_with_buffers_that_are_not_persistent_loads(tmp_path: Path) -> None:
+    """As older ones have them; the trainer keeps its own."""
+    first, second, batch = llama("dp2-zero3"), llama("pp2-1F1B"), hf_models.make_batch(LLAMA_BATCH)
+    first.step(batch)
+    first.save(tmp_path / "it")
+    tree = tree_of(tmp_path / "it")
+    [name] = [name for name, _ in llama_model().named_buffers() if name.endswith(".inv_freq")]
+    tree["model"][name] = torch.zeros(2)
+    second.load(dumped(tree, tmp_path / "older"))
+    assert second.step(batch).loss == pytest.approx(first.step(batch).loss, abs=1e-12)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from mlp_program import make_sgd
 from piper_runtime import CheckpointError
 from sharded_program import Sharding
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 
 SHARDING = Sharding(1, "last", DP4)
 Tree = dict[str, Any]
@@ -140,7 +144,91 @@ def test_a_file_that_is_gone(tree: Tree, tmp_path: Path) -> None:
     path = edited(tree, lambda t: t, tmp_path / "it")
     [file] = path.glob("*.distcp")
     file.unlink()
-    refused(path, "No such file or directory: .*distcp")
+    message = (
+        rf"^checkpoint expected a file {file}, which its index names, got none \(No such file or "
+        r"directory\): put all files of the checkpoint there, or load another one$"
+    )
+    refused(path, message)
+
+
+@pytest.mark.parametrize("lacking", ["most", "a byte"])
+def test_a_file_that_was_cut_off(lacking: str, tree: Tree, tmp_path: Path) -> None:
+    """Also where what is read last is not there, nothing has been changed."""
+    path = edited(tree, lambda t: t, tmp_path / "it")
+    [file] = path.glob("*.distcp")
+    size = file.stat().st_size
+    left = 100 if lacking == "most" else size - 1
+    os.truncate(file, left)
+    message = (
+        rf"^checkpoint file {file} expected at least \d+ bytes, as the index of the checkpoint says, "
+        rf"got {left}: it was cut off, copy it again or load another checkpoint$"
+    )
+    refused(path, message)
+
+
+def test_a_file_that_is_damaged(tree: Tree, tmp_path: Path) -> None:
+    path = edited(tree, lambda t: t, tmp_path / "it")
+    [file] = path.glob("*.distcp")
+    file.write_bytes(b"x" * file.stat().st_size)
+    message = (
+        rf"^checkpoint file {file} cannot be read \(\w+: .*\): it is damaged, load another "
+        "checkpoint$"
+    )
+    refused(path, message)
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"", None], ids=["garbage", "nothing", "half"])
+def test_an_index_that_is_damaged(content: bytes | None, tree: Tree, tmp_path: Path) -> None:
+    path = edited(tree, lambda t: t, tmp_path / "it")
+    index = path / ".metadata"
+    whole = index.read_bytes()
+    index.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    message = (
+        rf"^checkpoint index {index} cannot be read \(\w+: .*\): it is damaged, load another "
+        "checkpoint$"
+    )
+    refused(path, message)
+
+
+def test_an_index_that_may_not_be_read(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = edited(tree, lambda t: t, tmp_path / "it")
+    error = PermissionError(13, "Permission denied", str(path / ".metadata"))
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(FileSystemReader, "read_metadata", refuse)
+    refused(
+        path, r"^checkpoint index \S* cannot be read \(PermissionError: .*\): make it readable$"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "got"), [(SimpleNamespace(), "a SimpleNamespace"), (Metadata({}), "no files")]
+)
+def test_an_index_of_something_else(content: Any, got: str, tree: Tree, tmp_path: Path) -> None:
+    path = edited(tree, lambda t: t, tmp_path / "it")
+    (path / ".metadata").write_bytes(pickle.dumps(content))
+    message = (
+        r"^checkpoint index \S*\.metadata expected what torch\.distributed\.checkpoint saves, with a "
+        f"file for each piece, got {got}: load another checkpoint$"
+    )
+    refused(path, message)
+
+
+def test_an_index_that_does_not_say_where_a_piece_is(tree: Tree, tmp_path: Path) -> None:
+    path = edited(tree, lambda t: t, tmp_path / "it")
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for index in [one for one in metadata.storage_data if one.fqn == "model.fc.weight"]:
+        del metadata.storage_data[index]
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    message = (
+        rf"^checkpoint {path} expected a file for each piece, got none for 'model\.fc\.weight' from "
+        r"\[0, 0\]: its index is damaged, load another checkpoint$"
+    )
+    refused(path, message)
 
 
 def test_what_is_not_the_trainers_is_left_alone(tree: Tree, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from piper_runtime.hang import Programs, Status, explain, find_blame
 from piper_runtime.instruction import Instruction
 from piper_runtime.watchdog import GRACE, SILENCE, Watchdog
 from torch._C._distributed_c10d import HashStore
+from torchrun import torchrun
 
 NUM_RANKS = 4
 NOWHERE = Address("", 0, "", -1)
@@ -160,6 +161,69 @@ def test_ranks_that_wait_in_a_circle(programs: Programs) -> None:
         statuses[rank] = replace(statuses[rank], cells=cells)
     blame = find_blame(programs, statuses, 0)
     assert blame.what == "waits in a circle of ranks 0, 2"
+
+
+def called(programs: Programs, rank: int, entry: str, *, call: int = 1, step: int = 1) -> Status:
+    """A rank that waits for the first message of an entry point."""
+    instructions = programs.instructions(rank, entry)
+    user = next(i for i in instructions if any(event.message for event in i.waits))
+    [message] = [event for event in user.waits if event.message]
+    counters = Counters(programs.streams(rank))
+    cells = [call, step, programs.entry_points.index(entry), Activity.ISSUING]
+    cells += [0] * (len(counters.cells) - len(cells))
+    cells[FIRST_STREAM] = 2 * user.number + 1
+    cells[counters.slots[message.stream]] = 2 * message.number + 1
+    return Status(cells, [5.0] * len(cells))
+
+
+def test_ranks_that_have_called_different_entry_points(programs: Programs) -> None:
+    """None of them would be behind if they had made the same calls."""
+    entries = ["train", "train", "train", "eval"]
+    statuses = {rank: called(programs, rank, entry) for rank, entry in enumerate(entries)}
+    report = explain(programs, statuses, find_blame(programs, statuses, 0)).splitlines()
+    assert report[0] == (
+        "ranks have not made the same calls: step 1 (train) on ranks 0, 1, 2; step 1 (eval) on rank "
+        "3: every process must call the same entry points in the same order"
+    )
+    assert report[1].startswith("rank ")
+    assert " is behind: it " in report[1]
+
+
+def test_a_rank_that_is_a_call_behind_has_made_the_same(programs: Programs) -> None:
+    """What others called then is not known any more."""
+    statuses = {rank: called(programs, rank, "train", call=2, step=2) for rank in range(NUM_RANKS)}
+    statuses[3] = called(programs, 3, "eval")
+    report = explain(programs, statuses, find_blame(programs, statuses, 0))
+    assert "the same calls" not in report
+    statuses[3] = called(programs, 3, "eval", call=2, step=2)
+    report = explain(programs, statuses, find_blame(programs, statuses, 0)).splitlines()[0]
+    assert report.startswith(
+        "ranks have not made the same calls: step 2 (train) on ranks 0, 1, 2; "
+    )
+    vanished = statuses | {3: replace(statuses[3], gone="vanished: its process has ended")}
+    report = explain(programs, vanished, find_blame(programs, vanished, 3))
+    assert report.startswith(
+        "rank 3 (pp 1, dp 1) vanished: its process has ended, in step 2 (eval)"
+    )
+
+
+def test_ranks_of_one_call_are_limited(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_runtime.hang.MOST_LISTED", 2)
+    statuses = {rank: called(programs, rank, "train") for rank in range(NUM_RANKS)}
+    statuses[3] = called(programs, 3, "eval")
+    report = explain(programs, statuses, find_blame(programs, statuses, 0))
+    assert "(train) on ranks 0, 1 and 1 more; step 1 (eval) on rank 3: " in report
+
+
+@pytest.mark.slow
+def test_a_process_that_evaluates_while_others_train() -> None:
+    done = torchrun(Path(__file__).with_name("calls_worker.py"), count=NUM_RANKS)
+    assert done.returncode != 0
+    assert "StallError: no progress for " in done.stderr
+    assert (
+        "ranks have not made the same calls: step 2 (train) on ranks 0, 2, 3; step 2 (eval) on rank "
+        "1: every process must call the same entry points in the same order\n" in done.stderr
+    )
 
 
 # The counters.

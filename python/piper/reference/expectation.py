@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def local_flats(states: States, manifest: Manifest, places: Places) -> list[dict
 
 
 def whole_gradients(results: Results, manifest: Manifest, places: Places) -> dict[str, Tensor]:
-    """Return the gradients of states by name, put together from those of all places."""
+    """Return the gradients of states by name, put together from those of all places: no padding."""
     found: dict[str, Tensor] = {}
     for spec in manifest.buckets:
         for local, flat in _local_gradients(results, spec, places):
@@ -99,9 +100,10 @@ def whole_gradients(results: Results, manifest: Manifest, places: Places) -> dic
             for name in spec.members:
                 state = manifest.state(name)
                 whole = found.setdefault(name, flat.new_empty(state.shape))
-                part = local.of(whole)
-                part.copy_(flat[start : start + part.numel()].view(part.shape))
-                start += part.numel()
+                shape = local.shape(state.shape)
+                numel = prod(shape)
+                local.put(flat[start : start + numel].view(shape), whole)
+                start += numel
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from piper_runtime import batch as batches
 from piper_runtime.checking.gaps import BOUNDS
+from piper_runtime.fixed import check_fixed
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Mesh
 from torch import Tensor, nn
@@ -31,7 +32,12 @@ class PlainStep:
     def __init__(
         self, model: nn.Module, loss_fn: LossFunction, batch: Any, *, manifest: Manifest
     ) -> None:
-        """Make a module of model and loss, so that all states of the model can be given."""
+        """Make a module of model and loss, so that all states of the model can be given.
+
+        Raises ValueError if leaves that are no tensors are not those that were compiled in.
+        """
+        if manifest.leaves is not None:
+            check_fixed(batches.leaves(batch), manifest.leaves)
         self._model, self._batch, self._manifest = model, batch, manifest
         self._loss = _Loss(model, loss_fn)
 

@@ -51,7 +51,8 @@ class Reference:
     equal.
 
     It works in every process, on the batch of all of them, on the CPU. Raises ValueError if there
-    is no model or no IR in the program, or if it has local losses.
+    is no model or no IR in the program, if it has local losses, or if leaves of the batch that are
+    no tensors are not those that were compiled in.
     """
 
     def __init__(

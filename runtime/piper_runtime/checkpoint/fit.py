@@ -27,7 +27,7 @@ Entries = Mapping[str, object]
 class Fit:
     """How a checkpoint fits.
 
-    ``model`` has the key of each state, and ``optimizer`` the name under which something is kept of
+    ``model`` has the key of each state that is saved, and ``optimizer`` the name under which something is kept of
     it: of a tied weight that may be any of its names. ``kept`` is what the optimizers of this
     process keep of the parameters that they have; with ``fresh`` there is none of it in the
     checkpoint, as before a first update.
@@ -76,8 +76,9 @@ def _saved_by_optimizers(found: Entries) -> dict[str, set[str]]:
 
 
 def _name_of(state: StateSpec, pattern: str, found: Mapping[str, object]) -> str:
-    """Return the name under which a state is there; its first one if it is not."""
-    return next((name for name in state.names if pattern.format(name) in found), state.name)
+    """Return the name under which a state is there; the first one it is saved under if it is not."""
+    names = state.saved_names
+    return next((name for name in names if pattern.format(name) in found), names[0])
 
 
 def _model_problems(held: Held, fit: Fit, found: Entries) -> Iterator[str]:
@@ -85,6 +86,7 @@ def _model_problems(held: Held, fit: Fit, found: Entries) -> Iterator[str]:
     for state in held.states():
         key = str(fit.model[state.name])
         yield from _entry_problems(key, found, state.shape, dtypes[state.name])
+    # Older checkpoints have buffers that are not persistent, too: they are not read.
     known = {f"{MODEL}{name}" for state in held.manifest.states for name in state.names}
     for key in found:
         if key.startswith(MODEL) and key not in known:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from piper_runtime.errors import CheckpointError
 
-__all__ = ["discard", "find", "prepare", "saving", "swap"]
+__all__ = ["METADATA", "discard", "find", "prepare", "saving", "swap"]
 
 METADATA = ".metadata"
 

@@ -1,6 +1,7 @@
 """What is in a checkpoint and under which key, and what of it a bucket holds.
 
-    model.<fqn>                        parameters and buffers, of the dtype of the value slot
+    model.<fqn>                        what a state dict of the model has: parameters and persistent
+                                       buffers, of the dtype of the value slot
     optimizer.state.<fqn>.<name>       what the optimizer keeps of a parameter: exp_avg, step, ...
     train_state.<name>                 numbers of the trainer: step (done so far), skipped, and
                                        loss_scale.scale and .in_a_row if the loss is scaled
@@ -97,13 +98,13 @@ def places(bucket: Bucket) -> Iterator[tuple[int, Piece, int]]:
 
 
 def runs(bucket: Bucket, number: int, piece: Piece, place: int) -> Iterator[Run]:
-    """Yield what is saved of a piece: its value, and what the optimizer keeps of it.
+    """Yield what is saved of a piece of a state that is: its value, and what the optimizer keeps.
 
     A scalar that is kept of a whole parameter, such as ``step``, goes with its first piece.
     """
     member, local = bucket.members[piece.index], bucket.local
     values = bucket.value[place : place + piece.length]
-    yield Run(Key.model(member.name), member.shape, piece.start, values, local)
+    yield Run(Key.model(member.saved_names[0]), member.shape, piece.start, values, local)
     if bucket.optimizer is None:
         return
     parameter = bucket.parameters[number]

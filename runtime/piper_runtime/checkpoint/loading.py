@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from piper_runtime.checkpoint.agree import agree
 from piper_runtime.checkpoint.fit import Fit, check_fit
 from piper_runtime.checkpoint.folder import find
+from piper_runtime.checkpoint.index import open_index
 from piper_runtime.checkpoint.kept import first_state
 from piper_runtime.checkpoint.keys import NUMBERS, Key, Run, number_run, places
 from piper_runtime.checkpoint.reading import Reading
@@ -30,7 +31,8 @@ def load_checkpoint(held: Held, path: Path) -> dict[str, float]:
     """Fill what the ranks hold from a checkpoint; returns those of ``NUMBERS`` that it has.
 
     Raises CheckpointError in every process, before anything is changed, if the checkpoint does not
-    fit. If a file cannot be read after that, parameters may be the old or the new ones.
+    fit, or a file is not there or cut off. If the contents of one turn out to be damaged after
+    that, parameters may be the old or the new ones.
     """
     opened = agree(held.transport, lambda: _open(held, path.resolve()))
     reading = Reading(opened.metadata)
@@ -39,7 +41,8 @@ def load_checkpoint(held: Held, path: Path) -> dict[str, float]:
         if state.name in held.loose:
             value = held.loose[state.name]
             reading.add(Run.whole(opened.fit.model[state.name], value), value.dtype)
-    agree(held.transport, lambda: reading.read(opened.reader))
+    plans = agree(held.transport, lambda: reading.plan(opened.reader))
+    agree(held.transport, lambda: reading.read(opened.reader, plans))
     for (_, bucket), kept in zip(held.buckets(), states, strict=True):
         if bucket.optimizer is not None:
             bucket.optimizer.state.clear()
@@ -58,9 +61,7 @@ class _Opened:
 
 
 def _open(held: Held, path: Path) -> _Opened:
-    reader = FileSystemReader(find(path))
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, held.is_first)
+    reader, metadata = open_index(find(path), first=held.is_first)
     numbers = _numbers(reader, metadata)
     return _Opened(reader, metadata, numbers, check_fit(held, path, metadata, numbers))
 
@@ -74,7 +75,7 @@ def _numbers(reader: FileSystemReader, metadata: Metadata) -> dict[str, float]:
             is_float = entry.properties.dtype.is_floating_point
             found[name] = run = number_run(name, 0.0 if is_float else 0)
             reading.add(run, run.values.dtype)
-    reading.read(reader)
+    reading.read(reader, reading.plan(reader))
     return {name: run.values.item() for name, run in found.items()}
 
 
@@ -106,7 +107,7 @@ def _value_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
         slots.append(bucket.compute)
     for _, piece, place in places(bucket):
         member = bucket.members[piece.index]
-        if member.kind != "constant":
+        if member.name in fit.model:
             for slot in slots:
                 values = slot[place : place + piece.length]
                 key = fit.model[member.name]
@@ -122,7 +123,7 @@ def _compute_runs(bucket: Bucket, fit: Fit) -> Iterator[Run]:
         place = part.start
         for piece in part.pieces(bucket.shapes):
             member = bucket.members[piece.index]
-            if member.kind != "constant":
+            if member.name in fit.model:
                 values = bucket.compute[place : place + piece.length]
                 key = fit.model[member.name]
                 yield Run(key, member.shape, piece.start, values, bucket.local)

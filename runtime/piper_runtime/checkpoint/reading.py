@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,10 +20,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from piper_runtime.checkpoint.boxes import Box
+from piper_runtime.checkpoint.index import unreadable
 from piper_runtime.checkpoint.keys import Run
 from piper_runtime.errors import CheckpointError
 
-__all__ = ["Reading"]
+__all__ = ["Plans", "Reading"]
+
+Plans = Mapping[Path, LoadPlan]
+"""What is read of each file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +59,36 @@ class Reading(DefaultLoadPlanner):
         for box, part in run.boxes():
             places.setdefault(box, _Place(box, dtype)).views.append(part)
 
-    def read(self, reader: FileSystemReader) -> None:
-        """Fill all places; raises CheckpointError if a box is not completely there."""
-        reader.read_data(self.create_local_plan(), self).wait()
+    def plan(self, reader: FileSystemReader) -> Plans:
+        """Return what is read, by file, having looked that it is there.
+
+        Raises CheckpointError if a box is not completely in the index, or a file is not there or
+        too short. Nothing has been read by then.
+        """
+        items: dict[Path, list[ReadItem]] = {}
+        ends: dict[Path, int] = {}
+        for item in self.create_local_plan().items:
+            place = reader.storage_data.get(item.storage_index)
+            if place is None:
+                raise CheckpointError(
+                    f"checkpoint {reader.path} expected a file for each piece, got none for "
+                    f"{item.storage_index.fqn!r} from {list(item.storage_index.offset or ())}: its "
+                    "index is damaged, load another checkpoint"
+                )
+            path = Path(reader.path, place.relative_path)
+            items.setdefault(path, []).append(item)
+            ends[path] = max(ends.get(path, 0), place.offset + place.length)
+        for path, end in ends.items():
+            _check_file(path, end)
+        return {path: LoadPlan(found) for path, found in items.items()}
+
+    def read(self, reader: FileSystemReader, plans: Plans) -> None:
+        """Fill all places; raises CheckpointError that names a file that cannot be read."""
+        for path, plan in plans.items():
+            try:
+                reader.read_data(plan, self).wait()
+            except Exception as error:
+                raise unreadable(f"checkpoint file {path}", error) from error
 
     def create_local_plan(self) -> LoadPlan:
         """Return which boxes of the files are read."""
@@ -92,3 +125,19 @@ class Reading(DefaultLoadPlanner):
     def _place(self, item: ReadItem) -> _Place:
         assert item.dest_index.index is not None
         return self._planned[item.dest_index.fqn][item.dest_index.index]
+
+
+def _check_file(path: Path, end: int) -> None:
+    """Raise CheckpointError unless there is a file with bytes up to ``end``."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint expected a file {path}, which its index names, got none "
+            f"({error.strerror}): put all files of the checkpoint there, or load another one"
+        ) from error
+    if size < end:
+        raise CheckpointError(
+            f"checkpoint file {path} expected at least {end} bytes, as the index of the checkpoint "
+            f"says, got {size}: it was cut off, copy it again or load another checkpoint"
+        )

@@ -84,7 +84,7 @@ def _written(held: Held, numbers: Mapping[str, float]) -> Iterator[Run]:
     for rank, bucket in held.buckets():
         for number, piece, place in places(bucket):
             owner = chosen[bucket.spec.name, bucket.local.index, bucket.shard.index, piece.index]
-            if owner == rank and bucket.members[piece.index].kind != "constant":
+            if owner == rank and bucket.members[piece.index].saved_names:
                 yield from runs(bucket, number, piece, place)
     if held.is_first:
         for name, value in numbers.items():
@@ -96,11 +96,12 @@ def _of_nobody(held: Held) -> Iterator[Run]:
     """Yield states of which no rank holds an element: without elements, or not used by the step."""
     dtypes = held.value_dtypes()
     for state in held.states():
+        key = Key.model(state.saved_names[0])
         if state.name in held.loose:
-            yield Run.whole(Key.model(state.name), held.loose[state.name])
+            yield Run.whole(key, held.loose[state.name])
         elif not state.numel:
             empty = torch.empty(state.shape, dtype=dtypes[state.name])
-            yield Run.whole(Key.model(state.name), empty)
+            yield Run.whole(key, empty)
 
 
 class _Planner(DefaultSavePlanner):
