@@ -14,19 +14,22 @@ from piper_runtime.program import seal
 from piper_runtime.progress import phase
 from torch import Tensor, nn
 
+from piper.arguments import check_arguments, check_fit
 from piper.diagnostics import CompileError, diagnostics
 from piper.emit import emit_kernels, emit_manifest, emit_programs
+from piper.emit.outside import add_outside, fix_leaves
 from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
 from piper.frontend.bias import separate_biases
 from piper.frontend.importer import import_step
+from piper.frontend.lengths import refuse_lengths
 from piper.frontend.sequence_part import part_of_batch
 from piper.frontend.simplify import simplify
 from piper.limits import Limits
 from piper.mlir import ir
 from piper.share import Artifact, is_shared, open_store, share
 from piper.simulate.predicted import add_memory
-from piper.strategy import Strategy
+from piper.strategy import Annotate, Strategy
 from piper.user_passes import run_passes
 
 __all__ = ["CompileError", "compile"]
@@ -53,18 +56,20 @@ def compile(
             and perhaps ``local_loss`` terms.
         strategy: the mesh and the directives.
         batch: an example of what this process feeds to a step: a pytree of tensors. Under torchrun
-            it is one data-parallel shard, else the batch of all ranks.
+            it is one data-parallel shard, else the batch of all ranks. Leaves that are no tensors
+            are compiled in: every batch must have the same.
         data_shards: how many data-parallel shards `batch` holds; by default as `batch` says.
         limits: what the program of a rank may take of its device.
         timeout: seconds that a rank waits for rank 0. Under torchrun only rank 0 compiles, and all
             ranks, which must call this in the same order, get its program.
 
     Returns a program that a ``Trainer`` runs and ``Program.save`` writes.
-    Raises CaptureError for what cannot be captured and CompileError for a strategy that does not
+    Raises TypeError for arguments of other types. Raises CaptureError for what cannot be captured and CompileError for a strategy that does not
     fit, also into the limits, each with the source lines; nothing has run by then. Raises
     ShareError on the other ranks if rank 0 fails or does not come, or if their strategy or limits
     are not the same.
     """
+    check_arguments(model, loss_fn, strategy, limits=limits, data_shards=data_shards)
     make = partial(_compile, model, loss_fn, strategy, batch, data_shards, limits)
     if is_shared():
         rank = int(os.environ["RANK"])
@@ -86,9 +91,10 @@ def _compile(
     limits: Limits,
 ) -> Artifact:
     """Capture, run the passes and emit: all that ``compile`` does on the rank that compiles."""
+    fixed = fix_leaves(batch)
     with phase("capture", total=2) as advance:  # train and eval
         captures = _capture(model, loss_fn, strategy, batch, data_shards, advance)
-    _check_layout(strategy, captures[0])
+    _check_chunks(strategy, model, captures[0])
     directives = strategy.ir(_batch_dims(captures[0]))
     with ir.Context(), phase("compile", total=len(_LEVELS) + 1) as advance:
         module = ir.Module.parse(directives)
@@ -106,6 +112,7 @@ def _compile(
             if f"{axis.name}$index" in Symbols(module).states
         }
         advance()
+    texts["manifest.json"] = add_outside(texts["manifest.json"], fixed=fixed, model=model)
     texts |= {f"ir/{name}.mlir": text for name, text in snapshots.items()}
     constants = {
         state.name: state.value
@@ -148,29 +155,41 @@ def _capture(
 ) -> list[Capture]:
     """Capture both entry points at the shape of one microbatch of one rank."""
     every = strategy.num_data_shards
-    if strategy.sequence is not None:
-        batch = part_of_batch(batch, strategy.sequence, strategy.dims)
     held = (1 if _is_distributed() else every) if data_shards is None else data_shards
-    captures = []
+    check_fit(strategy, model, batch, held=held, data_shards=data_shards)
+    whole, sequence = batch, strategy.sequence
+    if sequence is not None:
+        batch = part_of_batch(batch, sequence, strategy.dims)
+    captures: list[Capture] = []
+    known = known_whole = ""  # the forward pass that an entry point may share with the one before
     for take in (capture, capture_eval):
-        taken = take(
+        take_of = partial(
+            take,
             model,
             loss_fn,
-            batch,
             annotations=strategy.tags,
             microbatches=strategy.microbatches,
             data_shards=every,
             held=held,
             dims=strategy.dims,
         )
+        taken = take_of(batch, known=known)
+        known = taken.forward
+        if sequence is not None:
+            larger = take_of(whole, known=known_whole)
+            known_whole = larger.forward
+            refuse_lengths(taken, larger, sequence)
         taken = simplify(taken)
         captures.append(separate_biases(taken) if strategy.mesh.auto else taken)
         advance()
     return captures
 
 
-def _check_layout(strategy: Strategy, taken: Capture) -> None:
+def _check_chunks(strategy: Strategy, model: nn.Module, taken: Capture) -> None:
+    """Check what annotations and layouts say of chunks."""
     try:
+        for annotate in strategy.all(Annotate):
+            annotate.check_chunks(model, taken)
         strategy.check_chunks(taken.chunks)
     except ValueError as error:
         raise CompileError(str(error)) from None

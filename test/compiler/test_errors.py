@@ -54,14 +54,15 @@ def test_annotation_of_a_module_that_is_not_called() -> None:
     tags = {"embed": "first", "layers.*": "layer", "head": "last", "unused": "never"}
     with pytest.raises(
         piper.CompileError,
-        match=rf"{HERE}.*expected a tag of first, layer, last, loss, got \"never\" for 'unused'",
+        match=rf"{HERE}.*'unused' names no chunk: module 'unused' computes nothing that the loss",
     ):
         compile_toy(directives(annotate=piper.annotate(tags)), model=WithUnused)
 
 
 def test_batch_that_cannot_be_split() -> None:
     with pytest.raises(
-        piper.CaptureError, match=r"must divide the batch size, got 4 and 6 \(input 'ids', dim 0\)"
+        piper.CaptureError,
+        match=r"multiple of 4 \(2 microbatches x 2 ranks along 'dp'\), got 6 \(input 'ids', dim 0\)",
     ):
         compile_toy(directives(), rows=6)
 

@@ -184,6 +184,24 @@ def test_uncovered_parameters() -> None:
     )
 
 
+def test_uncovered_parameters_of_the_model_itself() -> None:
+    class Rooted(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + self.bias)
+
+    refused(
+        r"uncovered.*the model itself \(path ''\) owns bias \(read at .*\): mark what reads "
+        r"parameters of the model itself by `with piper\.annotate\('first'\):` in its forward, or "
+        r"make the whole model one chunk by piper\.annotate\(\{'': 'model'\}\)$",
+        Rooted(),
+        annotations={"*": "layer"},
+    )
+
+
 def test_annotation_that_matches_nothing() -> None:
     refused(r"'third' matches no module.*first, second", Mlp(), annotations={"third": "layer"})
 
@@ -233,7 +251,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
         lambda model, batch: functional.cross_entropy(
             model(batch["x"]), batch["label"], label_smoothing=0.1
         ),
-        r"several terms",
+        r"a cross-entropy with label_smoothing",
     ),
     "own masked mean": (
         lambda model, batch: sum_loss(model, batch) / (batch["label"] > 0).sum(),

@@ -246,7 +246,7 @@ def test_results_that_are_no_tensors_are_refused_if_used(
         "got result 1"
     )
     with pytest.raises(CaptureError, match=message):
-        import_captures([rows(Of(lists))], mesh=MESH)
+        import_captures([rows(Of(lists), microbatches=1)], mesh=MESH)
 
 
 def test_unknown_ops_are_refused() -> None:

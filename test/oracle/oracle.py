@@ -74,8 +74,7 @@ def _plain_step(
     norm = None if clip is None else float(nn.utils.clip_grad_norm_(trained, clip))
     if optimizer is not None:
         optimizer.step()
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    states = {name: value.detach().clone() for name, value in named}
+    states = {name: value.clone() for name, value in model.state_dict().items()}
     return Step(float(loss.detach()), norm, gradients, states)
 
 

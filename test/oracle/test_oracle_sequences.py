@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import hf_models
 import piper
@@ -290,6 +290,59 @@ def test_unmodified_llama_equals_itself(case: Sequences) -> None:
     check_steps(piper_steps(program, model, given, sgd), expected, bound=floor)
 
 
+def mistral(window: int) -> nn.Module:
+    """A layer whose attention sees so many positions up to its own."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MistralConfig(**sizes, max_position_embeddings=32, sliding_window=window)
+    model: nn.Module = MistralForCausalLM(config).double()
+    randomize(model)
+    return model
+
+
+def test_mistral_whose_window_is_all_positions_equals_itself() -> None:
+    """Its mask is causal at the whole length, as plain PyTorch has it."""
+    case = Sequences("1F1B", 0, 0, 1, cp=2)
+    model, given = mistral(LENGTH), batches(case, steps=2)
+    program = Captures(model, llama_loss).compile(case.plan(tags=FAMILIES["llama"].tags), given[0])
+    expected = plain_steps(model, llama_loss, given, sgd, clip=CLIP)
+    check_steps(piper_steps(program, model, given, sgd), expected)
+
+
+@pytest.mark.parametrize(
+    "window", [LENGTH // 2, pytest.param(LENGTH - 1, marks=pytest.mark.slow)], ids=str
+)
+def test_mistral_with_a_window_within_the_sequence_is_refused(window: int) -> None:
+    """At the length of a part, of four positions, both masks are causal."""
+    case = Sequences("1F1B", 0, 0, 1, cp=2)
+    (batch,) = batches(case, steps=1)
+    message = (
+        r"modeling_mistral.py:\d+ \(model.layers.0.self_attn\): attention sees a window of "
+        f"{window} of all {LENGTH} positions where ranks along axis 'cp' have parts of sequences"
+    )
+    with pytest.raises(piper.CaptureError, match=message):
+        Captures(mistral(window), llama_loss).compile(case.plan(tags=FAMILIES["llama"].tags), batch)
+
+
+def length_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """A mean, but for the labels that do not count."""
+    logits = model(batch["ids"], batch["positions"]).flatten(0, 1)
+    total = cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+    return total / batch["ids"].shape[1]
+
+
+def test_numbers_that_follow_the_length_are_refused() -> None:
+    """They would be those of a part."""
+    case = Sequences("1F1B", 0, 0, 1, cp=2)
+    (batch,) = batches(case, steps=1)
+    message = r"test_oracle_sequences.py:\d+.* is 4 for a part of 4 positions and 8 for all 8"
+    with pytest.raises(piper.CaptureError, match=message):
+        Captures(captures(PLAIN).model, length_loss).compile(case.plan(), batch)
+
+
 @pytest.mark.parametrize(
     ("loss", "names", "message"),
     [
@@ -297,7 +350,7 @@ def test_unmodified_llama_equals_itself(case: Sequences) -> None:
         pytest.param(
             packing_loss,
             tuple(DIMS),
-            "sees several positions of the sequence",
+            "attention has a mask that is no constant where ranks along axis 'cp' have parts",
             marks=pytest.mark.slow,
         ),
     ],
@@ -310,7 +363,7 @@ def test_uses_of_llama_that_a_part_cannot_compute_are_refused(
     (batch,) = batches(case, steps=1)
     given = {name: batch[name] for name in names}
     plan = case.plan(tags=FAMILIES["llama"].tags, dims={name: DIMS[name] for name in names})
-    with pytest.raises(piper.CompileError, match=message):
+    with pytest.raises(piper.CaptureError, match=message):
         Captures(llama(), loss).compile(plan, given)
 
 

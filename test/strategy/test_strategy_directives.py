@@ -200,6 +200,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "update loss_scale must be a number, got True",
     ),
+    "clip text": (
+        lambda: update(make_sgd, clip="1"),  # type: ignore[arg-type]
+        TypeError,
+        "clip must be a number above 0 or None, got '1'",
+    ),
+    "clip true": (lambda: update(make_sgd, clip=True), TypeError, "must be a number .* got True"),
     "nan": (lambda: update(make_sgd, clip=float("nan")), ValueError, "above 0 or None, got nan"),
 }
 

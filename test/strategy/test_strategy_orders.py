@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,44 @@ def test_refuses(size: int, directives: list[Directive], microbatches: int, mess
 def test_a_function_must_return_rows() -> None:
     with pytest.raises(TypeError, match="order schedule must return a Table or rows, got 3"):
         make(2, place(stages=2), order(wrong_rows))
+
+
+def of_one(ranks: int) -> Table:
+    return Table.parse("0F0 0B0\n" * ranks)
+
+
+class OfTwo:
+    def __call__(self, ranks: int, *, microbatches: int) -> Table:
+        return of_one(ranks * microbatches)
+
+
+def test_a_function_must_take_three_numbers() -> None:
+    wrong: Any = of_one
+    message = (
+        rf"^{re.escape(__file__)}:\d+:\d+: order schedule must be callable as "
+        r"of_one\(ranks, microbatches, chunks\), got of_one\(ranks: 'int'\) -> 'Table': too many"
+    )
+    with pytest.raises(TypeError, match=message):
+        order(wrong)
+    wrong = OfTwo()
+    with pytest.raises(TypeError, match=r"callable as OfTwo\(ranks, microbatches, chunks\)"):
+        order(wrong)
+
+
+def test_a_function_whose_arguments_cannot_be_asked_for() -> None:
+    """Which is no error as long as nothing calls it."""
+    builtin: Any = min
+    made: Any = order(builtin)
+    assert made.schedule is min
+
+
+def test_a_function_must_not_return_text() -> None:
+    def as_text(ranks: int, microbatches: int, chunks: int) -> str:
+        return "0F0 0B0\n1F0 1B0"
+
+    wrong: Any = as_text
+    with pytest.raises(TypeError, match=r"a Table or rows, got '0F0.*', which Table\.parse reads"):
+        make(2, place(stages=2), order(wrong))
 
 
 def test_a_file_is_read_when_the_order_is_made(tmp_path: Path) -> None:

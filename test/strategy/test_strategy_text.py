@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from piper.mlir import ir
-from piper.strategy import Directive, Strategy, replicate, shard, update
+from piper.strategy import Directive, Strategy, annotate, replicate, shard, update
 from piper.strategy.text import number
 from piper_runtime import LossScale
 from torch import nn
@@ -34,6 +34,14 @@ def read_back(directive: Directive, name: str) -> Any:
         if name == "loss_scale":
             return [ir.FloatAttr(number).value for number in attribute]
         return attribute.value
+
+
+def test_path_of_the_model_itself() -> None:
+    """An attribute must have a name, so that it has one there that no module has."""
+    text = Strategy(mesh={}, directives=[annotate({"": "model", "fc": "part"})]).ir()
+    assert 'piper.do.annotate {"." = "model", "fc" = "part"}' in text
+    with ir.Context():
+        assert ir.Module.parse(text).operation.verify()
 
 
 @pytest.mark.parametrize("value", [*SMALL, *LARGE, math.inf])

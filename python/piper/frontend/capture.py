@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -12,14 +13,16 @@ from piper.frontend.checkpoints import find_recomputed
 from piper.frontend.copies import fold_copies
 from piper.frontend.cotangents import find_cotangents
 from piper.frontend.coupling import refuse_coupling
-from piper.frontend.data import Capture, Contribution, LossSpec
+from piper.frontend.data import Capture, CaptureError, Contribution, InputSpec, LossSpec
 from piper.frontend.example import Example, slice_example
+from piper.frontend.functions import of_functions, refuse_functions
 from piper.frontend.gradients import split_contributions, unused_states
 from piper.frontend.joint import CleanGraph, clean_graph, sweep
 from piper.frontend.losses import make_losses
 from piper.frontend.refuse import refuse_hooks, refuse_ops
 from piper.frontend.tags import find_sites, tag_ops
 from piper.frontend.trace import trace_joint
+from piper.frontend.twins import forward_text
 
 __all__ = ["capture", "capture_eval"]
 
@@ -36,6 +39,7 @@ def capture(
     data_shards: int,
     held: int | None = None,
     dims: Mapping[str, int | None] | None = None,
+    known: str = "",
 ) -> Capture:
     """Capture forward, loss and backward of ``loss_fn(model, batch)`` at one microbatch of one
     rank.
@@ -56,9 +60,8 @@ def capture(
     example = slice_example(
         batch, microbatches=microbatches, data_shards=held or data_shards, dims=dims
     )
-    joint = trace_joint(model, loss_fn, example)
-    clean = clean_graph(joint, example.inputs, backward=True)
-    return _finish("train", clean, example, modules, microbatches, data_shards)
+    step = _Step("train", model, loss_fn, example, modules, microbatches, data_shards, known)
+    return _finish(step, step.trace(example))
 
 
 def capture_eval(
@@ -71,6 +74,7 @@ def capture_eval(
     data_shards: int,
     held: int | None = None,
     dims: Mapping[str, int | None] | None = None,
+    known: str = "",
 ) -> Capture:
     """Capture forward and loss as after ``model.eval()``: as ``capture``, without tangent and
     gradients.
@@ -79,9 +83,8 @@ def capture_eval(
     example = slice_example(
         batch, microbatches=microbatches, data_shards=held or data_shards, dims=dims
     )
-    joint = trace_joint(model, loss_fn, example, training=False)
-    clean = clean_graph(joint, example.inputs, backward=False)
-    return _finish("eval", clean, example, modules, microbatches, data_shards)
+    step = _Step("eval", model, loss_fn, example, modules, microbatches, data_shards, known)
+    return _finish(step, step.trace(example))
 
 
 def _check(model: nn.Module, annotations: Mapping[str, str]) -> dict[str, str]:
@@ -90,26 +93,79 @@ def _check(model: nn.Module, annotations: Mapping[str, str]) -> dict[str, str]:
     return match_modules(model, annotations)
 
 
-def _finish(
-    name: str,
-    clean: CleanGraph,
-    example: Example,
-    modules: Mapping[str, str],
-    microbatches: int,
-    data_shards: int,
-) -> Capture:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is captured, and how to capture its forward pass for more examples."""
+
+    name: str
+    model: nn.Module
+    loss_fn: LossFunction
+    example: Example
+    modules: Mapping[str, str]
+    microbatches: int
+    data_shards: int
+    known: str
+
+    def trace(self, example: Example, *, backward: bool = True) -> CleanGraph:
+        """Trace the step at the shapes of an example; evaluation has no backward pass anyway."""
+        training, backward = (None, backward) if self.name == "train" else (False, False)
+        joint = trace_joint(self.model, self.loss_fn, example, training=training, backward=backward)
+        return clean_graph(joint, example.inputs, backward=backward)
+
+
+def _larger(example: Example, times: int) -> Example:
+    """Return the example with more examples in it."""
+
+    def shape(spec: InputSpec) -> tuple[int, ...]:
+        return tuple(
+            size * times if dim == spec.dim else size for dim, size in enumerate(spec.shape)
+        )
+
+    return replace(
+        example, inputs=tuple(replace(spec, shape=shape(spec)) for spec in example.inputs)
+    )
+
+
+def _num_examples(example: Example) -> int:
+    sizes = (spec.shape[spec.dim] for spec in example.inputs if spec.dim is not None)
+    return next(sizes, 1)
+
+
+def _refuse_dependence(step: _Step, graph: fx.Graph, losses: Sequence[LossSpec]) -> None:
+    """Refuse a loss that is another one for more examples, as ``coupling`` tells, and gradients."""
+    functions = of_functions(graph)
+    times = step.microbatches * step.data_shards
+    whole = _larger(step.example, times)
+    counts = (_num_examples(step.example), _num_examples(whole))
+    try:
+        clean = step.trace(whole, backward=bool(functions))
+        twins = make_losses(clean)
+    except CaptureError as error:
+        raise CaptureError(
+            f"{error}; this happens for the {counts[1]} examples of the whole batch, and not for "
+            f"the {counts[0]} of a microbatch: expected a forward pass that takes any number, with "
+            "sizes that are read from its inputs"
+        ) from error
+    fold_copies(clean.graph)
+    sweep(clean.graph)
+    refuse_coupling(losses, twins, counts)
+    refuse_functions(functions, of_functions(clean.graph), counts)
+
+
+def _finish(step: _Step, clean: CleanGraph) -> Capture:
     """Apply the loss contract, check, tag, split gradients, and freeze the result."""
-    graph = clean.graph
+    graph, example = clean.graph, step.example
     losses = make_losses(clean)
     fold_copies(graph)
     _set_output(graph, losses, [node for nodes in clean.gradients.values() for node in nodes])
     sweep(graph)
     sites = find_sites(graph)
-    if microbatches * data_shards > 1:
-        refuse_coupling(graph, losses=losses, inputs=example.inputs)
-    recomputed = find_recomputed(graph.nodes)
     refuse_ops(sites, sites.__getitem__)
-    tagging = tag_ops(graph, states=clean.states, modules=modules, counts=_counts(losses))
+    forward = forward_text([loss.value for loss in losses if not loss.local])
+    if step.microbatches * step.data_shards > 1 and forward != step.known:
+        _refuse_dependence(step, graph, losses)
+    recomputed = find_recomputed(graph.nodes)
+    tagging = tag_ops(graph, states=clean.states, modules=step.modules, counts=_counts(losses))
     contributions: tuple[Contribution, ...] = ()
     tags = dict(tagging.tags)
     if clean.tangent is not None:
@@ -129,7 +185,7 @@ def _finish(
         node.meta |= cotangents.get(node, {})
     graph.lint()
     return Capture(
-        name=name,
+        name=step.name,
         graph=graph,
         inputs=example.inputs,
         states=clean.states,
@@ -137,8 +193,9 @@ def _finish(
         gradients=contributions,
         chunks=tagging.chunks,
         unused=unused_states(graph, clean.states),
-        microbatches=microbatches,
-        data_shards=data_shards,
+        microbatches=step.microbatches,
+        data_shards=step.data_shards,
+        forward=forward,
     )
 
 

@@ -5,10 +5,14 @@ run eagerly, they would ask attention for `is_causal`. Such a mask depends on no
 known now, and where it is the causal one the attention says so and the mask is gone.
 
     attention(q, k, v, attn_mask=where(tril, 0, -inf))  ->  attention(q, k, v, is_causal=True)
+
+A mask is computed as long and wide as it is: T * T elements of it, and of what it is made of, on
+the host.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,12 +23,27 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-__all__ = ["fold_causal_masks"]
+from piper.frontend.joint import needed_by
+
+__all__ = ["Mask", "fold_causal_masks", "read_mask"]
 
 aten = torch.ops.aten
 own = torch.ops.piper
 
 Kind = Literal["open", "causal", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What a constant mask hides: nothing, from each row exactly what is behind it, or something
+    else.
+
+    ``window`` is how many positions a row sees at most, up to its own, where the mask hides what is
+    behind a row and what is further before it than that; else None.
+    """
+
+    kind: Kind
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,8 @@ def fold_causal_masks(graph: fx.Graph) -> None:
         if places is None or not isinstance(mask, fx.Node) or _is_marked(node, places):
             continue
         if mask not in known:
-            known[mask] = _kind(_value(mask, {})) if _depends_on_nothing(mask) else "other"
+            found = read_mask(mask)
+            known[mask] = "other" if found is None else found.kind
         if known[mask] != "other":
             _unmask(node, places, causal=known[mask] == "causal")
 
@@ -90,37 +110,43 @@ def _unmask(node: fx.Node, places: _Places, *, causal: bool) -> None:
 
 def _depends_on_nothing(node: fx.Node) -> bool:
     """Return whether a value is made from literals alone."""
-    seen: set[fx.Node] = set()
-    pending = [node]
-    while pending:
-        found = pending.pop()
-        if found.op != "call_function":
-            return False
-        new = [arg for arg in found.all_input_nodes if arg not in seen]
-        seen.update(new)
-        pending += new
-    return True
+    return all(found.op == "call_function" for found in needed_by([node]))
 
 
-def _value(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
-    """Compute a value that depends on nothing; `known` holds what was computed before."""
-    if node not in known:
-        for argument in node.all_input_nodes:
-            _value(argument, known)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-        assert callable(node.target)
-        known[node] = node.target(*args, **kwargs)
+def _value(node: fx.Node) -> Any:
+    """Compute a value that depends on nothing, and forget others once they are not needed."""
+    needed = needed_by([node])
+    order = [found for found in node.graph.nodes if found in needed]
+    left = Counter(argument for found in order for argument in found.all_input_nodes)
+    known: dict[fx.Node, Any] = {}
+    for found in order:
+        args, kwargs = fx.node.map_arg((found.args, found.kwargs), known.__getitem__)
+        assert callable(found.target)
+        known[found] = found.target(*args, **kwargs)
+        for argument in found.all_input_nodes:
+            left[argument] -= 1
+            if not left[argument]:
+                del known[argument]
     return known[node]
 
 
-def _kind(mask: Tensor) -> Kind:
-    """Return whether a mask hides nothing, or from each row exactly what is behind it."""
+def read_mask(node: fx.Node) -> Mask | None:
+    """Return what a mask hides, or None if it does not depend on literals alone."""
+    if not _depends_on_nothing(node):
+        return None
+    mask: Tensor = _value(node)
+    for dim in range(mask.dim() - 2):
+        if mask.stride(dim) == 0:  # the same for all, which are then not looked at one by one
+            mask = mask.narrow(dim, 0, 1)
     seen = mask if mask.dtype == torch.bool else mask == 0
     if seen.all():
-        return "open"
+        return Mask("open")
     if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
-        return "other"
+        return Mask("other")
     if mask.dtype != torch.bool and not ((mask <= torch.finfo(mask.dtype).min) == ~seen).all():
-        return "other"
+        return Mask("other")
     before = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-    return "causal" if (seen == before).all() else "other"
+    if (seen == before).all():
+        return Mask("causal")
+    width = int(seen.flatten(0, -2)[-1].sum())  # the last row sees as many as any
+    return Mask("other", width if width and (seen == before.triu(1 - width)).all() else None)

@@ -2,117 +2,116 @@
 
     balance = probabilities.mean(0)          a statistic of the batch
     loss = (nll + balance.square().sum()).mean()
+    loss = nll.sum() / len(nll)              a number of examples
 
 Such a loss is another one in every microbatch and on every data-parallel rank. To find it, the
-batch dim of inputs is followed through the forward ops by their rules: nothing but the reduction of
-the loss may sum over it, and what only local losses are made of, which are meant to be others.
+forward pass is captured a second time, for all examples of the batch. What grows with their number
+is followed from op to op (``follow``): nothing but the reduction of the loss may sum over examples,
+mix or pick some, and what only local losses are made of, which are meant to be others. Numbers that
+differ between both captures are refused (``twins``).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-import torch
 from torch import fx
 
-from piper.frontend.data import CaptureError, InputSpec, LossSpec, role
-from piper.frontend.joint import needed_by
-from piper.frontend.loss import find_reduction, is_backward
-from piper.frontend.rule_text import Rule, operands, results
+from piper.frontend.data import CaptureError, LossSpec
+from piper.frontend.follow import follow
+from piper.frontend.found import UNKNOWN, Found, Op
+from piper.frontend.layout import num_examples, of_sizes
+from piper.frontend.loss import find_reduction
+from piper.frontend.rule_text import Rule, operands
 from piper.frontend.rules import rule_of
 from piper.frontend.sites import node_site
+from piper.frontend.twins import origin, pair_ops
 
-__all__ = ["refuse_coupling"]
+__all__ = ["refusal", "refuse_coupling"]
 
-aten = torch.ops.aten
-
-# What mixes the elements along a dim, though it is no sum over it.
-_MIXES: Final = frozenset(
-    {
-        aten.mean.dim,
-        aten._softmax.default,
-        aten._log_softmax.default,
-    }
+_CURE: Final = (
+    "compute it for each example by itself, declare by piper.local_loss that this is meant, or "
+    "compile for one microbatch on one rank"
 )
-
-Dims = frozenset[int]
-NONE: Final[Dims] = frozenset()
 
 
 def refuse_coupling(
-    graph: fx.Graph, *, losses: Sequence[LossSpec], inputs: Sequence[InputSpec]
+    losses: Sequence[LossSpec], twins: Sequence[LossSpec], counts: tuple[int, int]
 ) -> None:
-    """Raise CaptureError, with its source line, for a forward op that sums over examples, unless
-    the loss is linear in the sum, or only local losses need it.
+    """Raise CaptureError, with its source line, for a forward op that makes of some examples what
+    depends on others, or on how many there are, unless the loss is linear in a sum that it makes,
+    or only local losses need it.
+
+    ``losses`` and ``twins`` are those of one forward pass, for ``counts`` examples each.
     """
-    batch = {spec.name: spec.dim for spec in inputs}
-    main = [spec.value for spec in losses if not spec.local]
-    allowed = needed_by(spec.value for spec in losses if spec.local) - needed_by(main)
-    allowed |= {node for value in main for node in _tail(find_reduction(value))}
-    marks: dict[fx.Node, list[Dims]] = {}  # by node: of each result, the dims of examples
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            dim = batch.get(role(node).name) if role(node).kind == "input" else None
-            marks[node] = [NONE if dim is None else frozenset({dim})]
-        elif node.op == "call_function" and not is_backward(node):
-            marks[node], couples = _follow(node, marks)
-            if couples and node not in allowed:
-                raise CaptureError(
-                    f"{node_site(node)}: op {node.target} sums over the examples of a batch, so "
-                    "that the loss of each depends on the others: it would be another loss in "
-                    "every microbatch and data-parallel rank; compute it for each example by "
-                    "itself, declare by piper.local_loss that this is meant, or compile for one "
-                    "microbatch on one rank"
-                )
+    main = [[spec for spec in specs if not spec.local] for specs in (losses, twins)]
+    if len(main[0]) != len(main[1]):
+        raise CaptureError("loss expected the same terms for any number of examples")
+    for here, whole in zip(*main, strict=True):
+        _refuse(here, pair_ops(here.value, whole.value, counts), whole.value)
 
 
-def _tail(reduction: fx.Node) -> Iterator[fx.Node]:
-    """Yield the reduction and the ops before it that are linear in their one operand."""
-    node = reduction
-    while True:
+def _refuse(loss: LossSpec, ops: Iterable[Op], value: fx.Node) -> None:
+    """Follow the examples through the ops of a loss, whose value is the last."""
+    tail = list(_tail(value))
+    may_sum = {tail[0]} if loss.count is not None else set(tail)
+    summed = False
+    found: dict[fx.Node, Found] = {}
+    for op in ops:
+        found[op.whole] = made = _follow(op, found)
+        if made.what is None or (made.is_sum and op.whole in may_sum):
+            summed |= made.what is not None
+            continue
+        raise refusal(op, made.what)
+    if loss.count is None and not summed:
+        raise refusal(
+            Op(tail[0], tail[0]), "makes a loss of no example, which every microbatch would add"
+        )
+
+
+def refusal(op: Op, what: str) -> CaptureError:
+    """Return the error for an op that does this with the examples of a batch."""
+    cure = _CURE
+    if what is UNKNOWN:
+        cure = f"say by piper.register_rule how its dims belong together, {_CURE}"
+    return CaptureError(
+        f"{node_site(op.whole)}: op {op.whole.target} {what}, so that the loss of each depends on "
+        f"the others: it would be another loss in every microbatch and data-parallel rank; {cure}"
+    )
+
+
+def _tail(value: fx.Node) -> Iterator[fx.Node]:
+    """Yield the reduction of a loss, and the ops before it up to the first of several operands."""
+    node = find_reduction(value)
+    while node.op == "call_function":
         yield node
-        text = rule_of(node) if node.op == "call_function" else None
-        linear = node is reduction or (text is not None and Rule.parse(text).linear)
-        if not linear or len(node.all_input_nodes) != 1:
+        if len(node.all_input_nodes) != 1 or not _is_linear(node):
             return
         node = node.all_input_nodes[0]
 
 
-def _follow(node: fx.Node, marks: Mapping[fx.Node, list[Dims]]) -> tuple[list[Dims], bool]:
-    """Return the dims of examples of each result, and whether the op sums over some."""
+def _is_linear(node: fx.Node) -> bool:
+    text = rule_of(node)
+    return text is not None and Rule.parse(text).linear
+
+
+def _follow(op: Op, found: dict[fx.Node, Found]) -> Found:
+    """Return what an op does, given what those before it did."""
+    node = op.whole
+    if node.op == "placeholder":
+        return Found([of_sizes(*(one.meta["val"].shape for one in (op.here, op.whole)))])
     if node.target is operator.getitem:
         producer, position = node.args
         assert isinstance(producer, fx.Node)
         assert isinstance(position, int)
-        known = marks[producer]
-        return [known[position] if position < len(known) else NONE], False
-    given = [marks[operand][0] for operand in operands(node)]
-    outputs = results(node)
-    if not any(given):
-        return [NONE for _ in outputs], False
-    floating = any(output.is_floating_point() for output in outputs)
-    text = rule_of(node)
-    if text is None:
-        whole = node.target is aten.mean.default
-        return [_first(node, given, output.shape) for output in outputs], whole and floating
-    rule = Rule.parse(text)
-    pairs = zip(rule.operands, given, strict=True)
-    found = {names[dim] for names, dims in pairs for dim in dims} - {"1"}
-    kept = [
-        frozenset(dim for dim, name in enumerate(names) if name in found) for names in rule.results
-    ]
-    lost = found - {name for names in rule.results for name in names}
-    mixed = lost if node.target in _MIXES else lost & rule.sums
-    return kept, bool(mixed) and floating
-
-
-def _first(node: fx.Node, given: Sequence[Dims], shape: torch.Size) -> Dims:
-    """Of an op without a rule, take examples that lie along the first dim to stay there."""
-    sizes = {
-        operand.meta["val"].shape[0]
-        for operand, dims in zip(operands(node), given, strict=True)
-        if 0 in dims
-    }
-    return frozenset({0}) if len(shape) and sizes == {shape[0]} else NONE
+        known = found[producer]
+        layout = known.layouts[position]
+        return Found([layout], numbers=known.numbers and not num_examples(layout))
+    given = [found[origin(one)] for one in operands(node)]
+    return follow(
+        op,
+        [known.layouts[0] for known in given],
+        numbered=[known.numbers for known in given],
+    )

@@ -140,7 +140,8 @@ class Capture:
     true ``meta["recompute"]``. Values that chunks pass on have a number in ``meta["primals"]``,
     which ``meta["cotangents"]`` of backward nodes and tangents name. Every input has a
     placeholder; a state has one only if it is read. ``chunks`` is in forward order; ``unused``
-    names the parameters and buffers that nothing reads.
+    names the parameters and buffers that nothing reads. ``forward`` is the text of what the loss is
+    made of: two captures that have the same compute the same.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Capture:
     unused: tuple[str, ...]
     microbatches: int
     data_shards: int
+    forward: str = field(default="", repr=False)
 
     def ops(self) -> Iterator[fx.Node]:
         """Yield the op nodes in graph order."""

@@ -18,6 +18,7 @@ from torch._guards import detect_fake_mode
 
 from piper.frontend.cotangents import COTANGENT_OF, PRIMAL
 from piper.frontend.data import CaptureError, InputSpec, Role, StateSpec, role
+from piper.frontend.joint_checks import refuse_changed_parameters, refuse_sparse
 from piper.frontend.refuse import refuse_higher_order, refuse_mutations
 from piper.frontend.sites import node_site
 from piper.frontend.trace import Joint
@@ -66,11 +67,13 @@ def clean_graph(joint: Joint, inputs: Sequence[InputSpec], *, backward: bool) ->
 
     States are grouped by tensor identity, so tied parameters share one placeholder. Without
     ``backward`` only what the loss needs is kept. Raises CaptureError if the forward changes a
-    buffer or input in place, or reads a tensor that is not the model's.
+    parameter, buffer or input in place, makes a sparse tensor, or reads a tensor that is not the
+    model's.
     """
     states = _StateTable(joint)
     source = joint.graph.graph
     results = _results(source.output_node())
+    refuse_changed_parameters(results)
     refuse_mutations(_mutations(results))
     loss = next(node for node, desc in results if isinstance(desc, aot.PlainAOTOutput))
     wanted: list[tuple[str, fx.Node]] = []
@@ -82,6 +85,7 @@ def clean_graph(joint: Joint, inputs: Sequence[InputSpec], *, backward: bool) ->
         ]
     live = needed_by([loss, *(node for _, node in wanted)])
     refuse_higher_order(node for node in source.nodes if node in live)
+    refuse_sparse(node for node in source.nodes if node in live)
     roles = _roles(source, states, inputs, live)
     graph = fx.Graph()
     copied = _copy_placeholders(

@@ -17,6 +17,7 @@ from piper.frontend.data import CaptureError, role
 from piper.frontend.joint import CleanGraph
 from piper.frontend.op_facts import arguments
 from piper.frontend.sites import node_site
+from piper.frontend.smoothing import name_terms
 
 __all__ = [
     "constant_count",
@@ -136,11 +137,7 @@ def _linear_operand(node: fx.Node) -> fx.Node:
     if node.target in _COMBINES:
         if len(operands) == 1:
             raise _refuse(node, f"a loss plus a constant ({node.target})")
-        raise _refuse(
-            node,
-            f"several terms ({node.target}); return one, and declare others, which are of a "
-            "microbatch on a rank, by piper.local_loss",
-        )
+        raise _refuse(node, name_terms(node))
     if node.op == "placeholder":
         raise _refuse(node, f"{role(node).kind} {role(node).name!r} itself")
     if is_linear(node):

@@ -75,8 +75,9 @@ def refuse_mutations(changed: Iterable[tuple[str, fx.Node]]) -> None:
     """
     for name, value in changed:
         raise CaptureError(
-            f"{node_site(value)}: forward changes {name} in place, which is not supported yet; "
-            "use the module in eval mode, or without running statistics"
+            f"{node_site(value)}: forward changes {name} in place, which is not supported; of a "
+            "batch norm, whose statistics would be others in every microbatch, use the eval mode, "
+            "or a norm of each example by itself, such as GroupNorm or LayerNorm"
         )
 
 

@@ -3,8 +3,10 @@
 Chunks are numbered in forward order. A forward op belongs to the chunk of its outermost annotation,
 and is refused if a later chunk must run first; an op under no annotation joins its latest producer.
 A backward op belongs to the chunk of the first forward op with its ``seq_nr``, lowered to the
-earliest chunk among its backward producers; an accumulation add, or an op autograd made from
-nothing, has only its producers. So chunks are convex by construction.
+earliest chunk among its backward producers; one of an autograd.Function, which has none, to the
+chunk of the annotation in which it was written. An accumulation add, or an op autograd made from
+nothing, has only its producers. An op of parameters alone joins its first reader, or else the chunk
+that reads them, too. So chunks are convex by construction.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from piper.frontend.loss import is_backward
 from piper.frontend.sites import node_site
 
 __all__ = ["Tagging", "find_sites", "tag_ops"]
+
+_ROOT_CURE = (
+    ": mark what reads parameters of the model itself by `with piper.annotate('first'):` in its "
+    "forward, or make the whole model one chunk by piper.annotate({'': 'model'})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,17 @@ def tag_ops(
     backward = [node for node in ops if is_backward(node)]
     hits = annotated_nodes(forward, modules)
     _refuse_uncovered(graph, states, modules, hits)
+    if forward and not hits:
+        raise CaptureError(
+            "no annotation names a chunk: no op that reads parameters runs in a module that is "
+            f"annotated, got {', '.join(map(repr, modules))}"
+        )
     numbers = _number_chunks(forward, hits)
     index = _tag_forward(forward, hits, numbers)
-    _tag_backward(backward, index, _forward_by_seq(ops, index))
+    unnumbered = [node for node in backward if node.meta.get("seq_nr") is None]
+    own = annotated_nodes(unnumbered, modules) if modules else {}
+    given = {node: numbers[hit.key] for node, hit in own.items() if hit.key in numbers}
+    _tag_backward(backward, index, _forward_by_seq(ops, index), given)
     names = _chunk_names(forward, hits)
     tags = {node: Tag(names[index[node]], "F") for node in forward}
     tags.update((node, Tag(names[index[node]], "B")) for node in backward)
@@ -119,11 +134,16 @@ def _refuse_uncovered(
             )
     if missing:
         told = "; ".join(
-            f"module {owner!r} owns {', '.join(names)}" for owner, names in missing.items()
+            f"{_owner(owner)} owns {', '.join(names)}" for owner, names in missing.items()
         )
+        cure = _ROOT_CURE if "" in missing else ""
         raise CaptureError(
-            f"uncovered: no annotation covers parameters that the loss needs: {told}"
+            f"uncovered: no annotation covers parameters that the loss needs: {told}{cure}"
         )
+
+
+def _owner(path: str) -> str:
+    return f"module {path!r}" if path else "the model itself (path '')"
 
 
 def _covered(path: str, modules: Mapping[str, str]) -> bool:
@@ -165,12 +185,26 @@ def _tag_forward(
         if known:
             index[node] = max(known)
         else:
-            pending.append(
-                node
-            )  # reads parameters only, under no annotation: joins its first reader
+            pending.append(node)  # reads parameters only, under no annotation
     for node in reversed(pending):
-        index[node] = min(index[user] for user in node.users if user in index)
+        readers = [index[user] for user in node.users if user in index]
+        if readers:
+            index[node] = min(readers)
+    for node in pending:
+        if node not in index:
+            index[node] = _beside_parameters(node, index, last=len(numbers) - 1)
     return index
+
+
+def _beside_parameters(node: fx.Node, index: Mapping[fx.Node, int], *, last: int) -> int:
+    """Return the chunk of an op of a loss that is made of parameters alone, such as the sum of
+    their squares: where a parameter is read otherwise, so that it need not be held elsewhere, too.
+    """
+    made = [index[arg] for arg in node.all_input_nodes if arg in index]
+    if made:
+        return max(made)
+    others = [index[user] for arg in node.all_input_nodes for user in arg.users if user in index]
+    return min(others, default=last)
 
 
 def _refuse_not_convex(
@@ -198,14 +232,17 @@ def _forward_by_seq(ops: Sequence[fx.Node], index: Mapping[fx.Node, int]) -> dic
 
 
 def _tag_backward(
-    backward: Sequence[fx.Node], index: dict[fx.Node, int], by_seq: Mapping[int, int]
+    backward: Sequence[fx.Node],
+    index: dict[fx.Node, int],
+    by_seq: Mapping[int, int],
+    given: Mapping[fx.Node, int],
 ) -> None:
     made = set(backward)
     pending = []
     for node in backward:
         known = [index[arg] for arg in node.all_input_nodes if arg in made and arg in index]
         number = node.meta.get("seq_nr")
-        own = by_seq.get(number) if number is not None else None
+        own = given.get(node) if number is None else by_seq.get(number)
         if own is not None and not node.meta.get("is_gradient_acc"):
             known.append(own)
         if known:

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch._dynamo
@@ -27,12 +27,14 @@ from piper.frontend.fake import fake_inputs, fake_model
 from piper.frontend.refuse import state_change
 from piper.frontend.sites import site_of_frames, site_of_text
 
-__all__ = ["Joint", "trace_joint"]
+__all__ = ["OF_FUNCTION", "Joint", "trace_joint"]
 
 # How dynamo reports an exception of the user's code.
 _RAISED = re.compile(
     r"Observed exception.*Developer debug context: raised exception ([^\n]*)", re.DOTALL
 )
+# In `custom` of a node's meta: what the backward of a torch.autograd.Function computes.
+OF_FUNCTION: Final = "piper_of_function"
 _SIDE_EFFECT = "certain side effects happened in the model.forward"
 
 
@@ -51,15 +53,22 @@ class Joint:
 
 
 class _Step(nn.Module):
-    """``loss_fn(model, batch)`` as a module of tensors."""
+    """``loss_fn(model, batch)`` as a module of tensors; without ``backward`` it has no gradient,
+    though all before computes as if it had one.
+    """
 
     def __init__(
-        self, model: nn.Module, loss_fn: Callable[..., Any], rebuild: Callable[..., Any]
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Any],
+        rebuild: Callable[..., Any],
+        backward: bool,
     ) -> None:
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
         self.rebuild = rebuild
+        self.backward = backward
 
     def forward(self, *tensors: Tensor) -> Tensor:
         loss = self.loss_fn(self.model, self.rebuild(tensors))
@@ -67,7 +76,7 @@ class _Step(nn.Module):
             raise TypeError(f"loss_fn expected to return a tensor, got {type(loss).__name__}")
         if loss.dim() != 0:
             raise TypeError(f"loss_fn expected to return a scalar, got shape {tuple(loss.shape)}")
-        return loss
+        return loss if self.backward else loss.detach()
 
 
 def trace_joint(
@@ -76,8 +85,10 @@ def trace_joint(
     example: Example,
     *,
     training: bool | None = None,
+    backward: bool = True,
 ) -> Joint:
-    """Trace forward, loss and backward with fake tensors on CPU at the example's shapes.
+    """Trace forward, loss and, unless ``backward`` is false, backward with fake tensors on CPU at
+    the example's shapes.
 
     ``training`` sets the mode of the traced copy; None keeps each module's own. Raises CaptureError
     for a graph break, Python state changed by the forward, and errors in the user's code, each with
@@ -88,7 +99,7 @@ def trace_joint(
     if training is not None:
         twin.train(training)
     inputs = fake_inputs(mode, example.inputs)
-    step = _Step(twin, loss_fn, example.rebuild)
+    step = _Step(twin, loss_fn, example.rebuild, backward)
     with contextlib.ExitStack() as stack:
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(_dynamo_settings())
@@ -98,9 +109,36 @@ def trace_joint(
             traced = dynamo_graph_capture_for_export(step)(*inputs)
         with _explained(), note_cotangents():
             joint = aot_export_joint_with_descriptors(stack, traced, inputs)
+    _tag_functions(joint.graph_module.graph)
+    if not backward:
+        _attach(joint.graph_module.graph)
     tensors = dict(traced.named_parameters(remove_duplicate=False))
     tensors.update(traced.named_buffers(remove_duplicate=False))
     return Joint(joint.graph_module, twin, tensors)
+
+
+def _tag_functions(graph: fx.Graph) -> None:
+    """Tag what the backward of a torch.autograd.Function computes, which autograd leaves untagged.
+
+    All behind the last op of the forward pass is the backward pass. Such ops have the ``seq_nr`` of
+    an op that has nothing to do with them.
+    """
+    ops = [node for node in graph.nodes if node.op == "call_function"]
+    tags = [node.meta.get("partitioner_tag") for node in ops]
+    last = max((at for at, tag in enumerate(tags) if tag == "is_forward"), default=len(ops))
+    for node, tag in zip(ops[last + 1 :], tags[last + 1 :], strict=True):
+        if tag != "is_backward":
+            custom = {**(node.meta.get("custom") or {}), OF_FUNCTION: True}
+            node.meta |= {"partitioner_tag": "is_backward", "custom": custom}
+            node.meta.pop("seq_nr", None)
+
+
+def _attach(graph: fx.Graph) -> None:
+    """Return the loss itself instead of the copy without a gradient."""
+    for node in graph.output_node().all_input_nodes:
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
 
 
 @contextlib.contextmanager

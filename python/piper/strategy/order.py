@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ class Order(Directive):
         ValueError: unknown name, which the message answers with the nearest; or a file that
             `Table.read_csv` refuses.
         OSError: a file that cannot be read.
-        TypeError: none of these.
+        TypeError: none of these, or a function that takes other arguments.
     """
 
     schedule: str | Path | Table | Generator | Auto
@@ -104,6 +105,22 @@ class Order(Directive):
                 "order schedule must be a name, 'auto', a Table, a function or a .csv path, "
                 f"got {given!r}"
             )
+        elif not isinstance(given, Table | Auto):
+            self._check_arguments(given)
+
+    def _check_arguments(self, function: Generator) -> None:
+        try:
+            signature = inspect.signature(function)
+        except ValueError:
+            return  # of a callable that is not Python's, which only a call can tell
+        try:
+            signature.bind(1, 1, 1)
+        except TypeError as fault:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(
+                f"{self.source}: order schedule must be callable as "
+                f"{name}(ranks, microbatches, chunks), got {name}{signature}: {fault}"
+            ) from None
 
     def op(self) -> str:
         """See `Directive`; the table itself is the ``piper.schedule`` of that name."""
@@ -166,9 +183,10 @@ class Order(Directive):
             return self.schedule.table(homes, microbatches)
         assert callable(self.schedule)
         made = self.schedule(homes.ranks, microbatches, homes.chunks)
-        if not isinstance(made, Table | Iterable):
+        if isinstance(made, str) or not isinstance(made, Table | Iterable):
+            told = ", which Table.parse reads" if isinstance(made, str) else ""
             raise TypeError(
-                f"{self.source}: order schedule must return a Table or rows, got {made!r}"
+                f"{self.source}: order schedule must return a Table or rows, got {made!r}{told}"
             )
         return made if isinstance(made, Table) else Table.of(made)
 

@@ -123,9 +123,14 @@ class Strategy:
         """How many parts the batch has: the product of the sizes of all replicate axes, but for
         those along which ranks have parts of the same sequences.
         """
+        return prod(self.mesh[name].size for name in self.data_axes)
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks have batches of their own, outermost first."""
         names = {axis for directive in self.all(Replicate) for axis in directive.axes()}
         names -= {directive.axis for directive in self.all(SharedSequence)}
-        return prod(self.mesh[name].size for name in names)
+        return tuple(name for name in self.mesh.names if name in names)
 
     @property
     def sequence(self) -> SequenceSpec | None:

@@ -36,7 +36,8 @@ class Update(Directive):
     which changes, and for which steps are skipped too. All that is reported is unscaled.
 
     Raises:
-        TypeError: a factory that cannot be called, another type of skip_nonfinite or loss_scale.
+        TypeError: a factory that cannot be called, another type of clip, skip_nonfinite or
+            loss_scale.
         ValueError: a clip that is not above 0, a master dtype that is not floating-point, a
             loss_scale that is not positive and finite.
     """
@@ -54,6 +55,9 @@ class Update(Directive):
                 "update factory must be callable as factory(parameters) -> torch.optim.Optimizer, "
                 f"got {self.factory!r}"
             )
+        clip: object = self.clip
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float)):
+            raise TypeError(f"update clip must be a number above 0 or None, got {clip!r}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"update clip must be above 0 or None, got {self.clip!r}")
         check_dtype("update master_dtype", self.master_dtype)
