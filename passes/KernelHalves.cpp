@@ -35,6 +35,8 @@ public:
   Slicer(KernelOp kernel, ArrayRef<int64_t> firstResults)
       : kernel(kernel), block(kernel.getBody().front()),
         returned(cast<ReturnOp>(block.back())), builder(kernel) {
+    for (auto op : block.getOps<TorchOp>())
+      hasRules |= op.getFacts().getRule() != nullptr;
     for (int64_t index = 0; index < int64_t(returned.getValues().size());
          ++index)
       (llvm::is_contained(firstResults, index) ? halves.first : halves.second)
@@ -183,7 +185,7 @@ private:
       bool own = maker && !maker.isView() && !maker.getFacts().getStrided();
       fresh.push_back(own && !llvm::is_contained(fresh, value)
                           ? value
-                          : copyValue(value, builder));
+                          : copyValue(value, builder, hasRules));
     }
     ReturnOp::create(builder, kernel.getLoc(), fresh);
     half.setFunctionType(builder.getFunctionType(
@@ -194,6 +196,7 @@ private:
   Block &block;
   ReturnOp returned;
   OpBuilder builder;
+  bool hasRules = false;
   KernelHalves halves;
   Side first, second;
   llvm::SetVector<Value> passed;

@@ -26,7 +26,7 @@ from small_tensors import HEADS, WIDTH, Config, Tensors
 from strategies import Captures
 from torch import Tensor, nn
 
-__all__ = ["EXCHANGES", "FAMILIES"]
+__all__ = ["EXCHANGES", "FAMILIES", "SHARED_LAYERS"]
 
 LENGTH = 8
 
@@ -90,6 +90,8 @@ class _Layers:
         yield piper.update(sgd, clip=small_tensors.CLIP)
         if self.weights:
             yield from case.shards()
+            if case.dp:
+                yield case.replicate(None)
             if self.sequence:
                 yield piper.sequence("tp", {"ids": 1})
         else:
@@ -138,3 +140,13 @@ EXCHANGES: dict[str, Source] = {
     "context, ZeRO-1": _Layers(Tensors("1F1B", 2, 0, 2, zero=1), weights=False, sequence=True),
 }
 """What ranks exchange within a microbatch, by what they share out."""
+
+SHARED_LAYERS: dict[str, Source] = {
+    "tensors": EXCHANGES["tensors"],
+    "vocabulary, ZeRO-1": _Layers(
+        Tensors("1F1B", 2, 2, 2, zero=1, embed="vocabulary", head="vocabulary")
+    ),
+    "tensors and sequence": EXCHANGES["tensors and sequence"],
+    "context, ZeRO-1": EXCHANGES["context, ZeRO-1"],
+}
+"""Those without experts, and parts of a vocabulary beside data ranks."""
