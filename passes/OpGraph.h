@@ -25,6 +25,10 @@ struct OpGraph {
   mlir::ArrayRef<unsigned> operands(unsigned op) const {
     return slice(operandMakers, operandStarts, op);
   }
+  /// Which of its maker's results each operand is.
+  mlir::ArrayRef<unsigned> results(unsigned op) const {
+    return slice(operandResults, operandStarts, op);
+  }
   /// The makers of an op's operands, each once.
   mlir::ArrayRef<unsigned> makers(unsigned op) const {
     return slice(distinctMakers, makerStarts, op);
@@ -41,6 +45,9 @@ struct OpGraph {
   /// the order of a walk lie far apart.
   void prefetch(size_t op) const;
 
+  /// Fetches the memory of results that get a use soon.
+  static void prefetchResults(mlir::Operation *op);
+
   std::vector<mlir::Operation *> ops;
 
 private:
@@ -55,7 +62,7 @@ private:
                                          starts[op + 1] - starts[op]);
   }
 
-  Numbers operandMakers, operandStarts;
+  Numbers operandMakers, operandResults, operandStarts;
   Numbers distinctMakers, makerStarts;
   Numbers distinctUsers, userStarts;
 };

@@ -9,11 +9,12 @@
 // issued. Around the cells:
 //   - counts and tangents come first, then inputs and masks right before their
 //     first use;
-//   - transfers, and reductions of gradients, right after what they move;
+//   - transfers, and reductions of gradients and losses, right after what they
+//     move;
 //   - states are gathered some runs before their use (see Gathers), and what
 //     ranks reduced of a contribution is added a cell later, so that compute
 //     waits for neither;
-//   - losses, the norm and updates at the end.
+//   - outputs, the norm and updates at the end.
 // Two cells that may overlap are issued together if ranks exchange values
 // within them: see Overlap. One block holds both ends of every message, so its
 // projections to coordinates cannot mismatch or deadlock.
@@ -82,9 +83,10 @@ private:
   //===--------------------------------------------------------------------===//
 
   /// Ops that follow what they use as soon as all of it is there: transfers,
-  /// and everything that is done to a gradient before its update.
+  /// sums of losses, and everything that is done to a gradient before its
+  /// update. So updates wait for no loss that ranks sum behind all gradients.
   static bool isPushed(Operation *op) {
-    if (isa<TransferOp>(op) || isContribution(op))
+    if (isa<TransferOp, SumOp>(op))
       return true;
     if (isExchange(op) ||
         !isa<AllReduceOp, ReduceScatterOp, ConvertOp, SliceOp>(op))

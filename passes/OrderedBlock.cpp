@@ -31,9 +31,10 @@ public:
     cluster.getBody().push_back(block);
     OpBuilder builder = OpBuilder::atBlockEnd(block);
     made.resize(graph.size());
+    findInputs();
     for (auto [index, op] : llvm::enumerate(order.sequence)) {
       if (index + OpGraph::ahead < order.sequence.size())
-        graph.prefetch(order.sequence[index + OpGraph::ahead]);
+        prefetch(order.sequence[index + OpGraph::ahead]);
       if (order.contributes[op])
         continue;
       for (unsigned maker : graph.makers(op))
@@ -57,6 +58,14 @@ public:
   }
 
 private:
+  /// Fetches what the copy of an op is made of and is linked to.
+  void prefetch(unsigned op) {
+    graph.prefetch(op);
+    for (unsigned maker : graph.makers(op))
+      if (made[maker])
+        OpGraph::prefetchResults(made[maker]);
+  }
+
   /// Users before makers, so that nothing has uses when it goes.
   void eraseOps() {
     for (size_t number = graph.size(); number-- > 0;) {
@@ -69,20 +78,20 @@ private:
   Operation *copy(unsigned number) {
     Operation *op = graph.ops[number];
     SmallVector<Value> operands;
-    for (auto [value, maker] :
-         llvm::zip(op->getOperands(), graph.operands(number)))
-      operands.push_back(getNew(value, maker));
+    for (auto [maker, result] :
+         llvm::zip(graph.operands(number), graph.results(number)))
+      operands.push_back(getNew(maker, result));
     return Operation::create(op->getLoc(), op->getName(), op->getResultTypes(),
                              operands, op->getDiscardableAttrDictionary(),
                              op->getPropertiesStorage(), BlockRange(),
                              /*numRegions=*/0);
   }
 
-  /// What stands for a value in the ordered block.
-  Value getNew(Value value, unsigned maker) {
+  /// What stands for a result of an op in the ordered block.
+  Value getNew(unsigned maker, unsigned result) {
     auto found = order.shared.find(maker);
     Operation *op = made[found == order.shared.end() ? maker : found->second];
-    return op->getResult(cast<OpResult>(value).getResultNumber());
+    return op->getResult(result);
   }
 
   /// What an op contributes to a sum, to be added behind another cell.
@@ -114,31 +123,44 @@ private:
   /// Adds what an op contributes to a sum.
   void accumulate(OpBuilder &builder, unsigned op, unsigned number) {
     auto sum = cast<SumOp>(graph.ops[number]);
-    for (unsigned index : findInputs(graph.ops[op], sum)) {
-      Value input = sum.getInputs()[index];
+    for (unsigned at = firstInput[op]; at != none; at = inputs[at].next) {
+      if (inputs[at].sum != number)
+        continue;
       Value onto = made[number] ? made[number]->getResult(0) : Value();
       made[number] = AccumulateOp::create(
-          builder, input.getLoc(), sum.getResult().getType(),
-          sum.getBucketAttr(), getNew(input, op), onto, sum.getAtAttr(),
-          ValueRange());
+          builder, graph.ops[op]->getLoc(), sum.getResult().getType(),
+          sum.getBucketAttr(), getNew(op, inputs[at].result), onto,
+          sum.getAtAttr(), ValueRange());
     }
   }
 
-  /// The inputs of a sum that an op makes. A sum has an input per microbatch,
-  /// so they are looked for among the uses of the op.
-  static SmallVector<unsigned> findInputs(Operation *op, SumOp sum) {
-    SmallVector<unsigned> indices;
-    for (OpOperand &use : op->getUses())
-      if (use.getOwner() == sum)
-        indices.push_back(use.getOperandNumber());
-    llvm::sort(indices);
-    return indices;
+  /// An input of a sum, in a list of those that one op makes.
+  struct Input {
+    unsigned sum, result, next;
+  };
+  static constexpr unsigned none = ~0u;
+
+  /// Notes the inputs of sums by the ops that make them. A sum has an input per
+  /// microbatch, so they are not looked for among its operands.
+  void findInputs() {
+    firstInput.assign(graph.size(), none);
+    for (unsigned sum = graph.size(); sum-- > 0;) {
+      if (!order.contributes[sum])
+        continue;
+      for (auto [maker, result] :
+           llvm::reverse(llvm::zip(graph.operands(sum), graph.results(sum)))) {
+        inputs.push_back({sum, result, firstInput[maker]});
+        firstInput[maker] = inputs.size() - 1;
+      }
+    }
   }
 
   ClusterOp cluster;
   const OpGraph &graph;
   const IssueOrder &order;
   std::vector<Operation *> made; // by op, in the ordered block
+  std::vector<Input> inputs;
+  std::vector<unsigned> firstInput; // by op
   SmallVector<Pending> pending;
 };
 

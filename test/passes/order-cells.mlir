@@ -31,11 +31,11 @@ piper.chunk @a.0$B pass = B of @a.0$F stage = 0 (%x: !x) -> !x { return %x : !x 
 // CHECK-NEXT: %[[G0:.*]] = run @a.0$B(%[[Q0]]) mb 0 at 0
 // CHECK-NEXT: %[[A:.*]] = accumulate @w$b %[[G0]] at 0
 // CHECK-NEXT: %[[Z1:.*]] = run @a.1$F(%[[R1]]) mb 1 at 1
+// CHECK-NEXT: %[[L:.*]] = sum %[[Z0]], %[[Z1]] at 1
 // CHECK-NEXT: %[[D1:.*]] = run @a.1$B(%[[Z1]]) mb 1 at 1
 // CHECK-NEXT: %[[Q1:.*]] = transfer %[[D1]] from 1 to 0 mb 1
 // CHECK-NEXT: %[[G1:.*]] = run @a.0$B(%[[Q1]]) mb 1 at 0
 // CHECK-NEXT: %[[B:.*]] = accumulate @w$b %[[G1]] onto %[[A]] at 0
-// CHECK-NEXT: %[[L:.*]] = sum %[[Z0]], %[[Z1]] at 1
 // CHECK-NEXT: output "y" %[[L]] at 1
 // CHECK-NEXT: update @w$b %[[B]] at 0
 // CHECK-NEXT: }

@@ -81,11 +81,14 @@
 // SPREAD: run @moe.0$I2({{.*}} mb 0
 // SPREAD: run @moe.0$F2({{.*}} mb 1
 
-// A template without them leaves them where the schedule has them.
+// A template without them leaves them where the schedule has them. Losses are summed
+// with the last of them.
 // BEHIND-LABEL: piper.cluster @train$cluster
 // BEHIND: run @moe.0$I({{.*}} mb 0
 // BEHIND-NOT: run @moe.0$W
 // BEHIND: run @moe.0$F2({{.*}} mb 1
+// BEHIND-NEXT: sum
+// BEHIND-NEXT: all_reduce
 // BEHIND-NEXT: run @moe.0$W({{.*}} mb 0
 // BEHIND: run @moe.0$W1({{.*}} mb 0
 // BEHIND: run @moe.0$B({{.*}} mb 1

@@ -17,6 +17,7 @@ DP, LAYERS, WIDTH, MICROBATCHES = 4, 6, 32, 4
 BUCKET = (WIDTH * WIDTH + WIDTH) * 4
 """Bytes of a layer, which is a chunk and a bucket."""
 SHARD = BUCKET / DP
+LOSS = 4  # bytes
 
 
 @cache
@@ -50,10 +51,12 @@ def facts_of(**options: object) -> ProgramFacts:
 def test_no_more_is_whole_than_is_used_or_asked_for_early(
     options: Mapping[str, object], whole: int
 ) -> None:
-    """Beside it, there is the shard of one reduced contribution."""
+    """Beside it, there is the shard of one reduced contribution, and in the last microbatch the
+    loss that ranks have summed.
+    """
     memory = entry_memory(facts_of(zero=3, **options), "train", per_parameter=8)[0]
     assert memory.parameters == LAYERS * SHARD
-    assert max(memory.curve.communication) == whole * BUCKET + SHARD
+    assert 0 <= max(memory.curve.communication) - whole * BUCKET - SHARD <= LOSS
 
 
 def gathers(**options: object) -> tuple[int, float | None]:
