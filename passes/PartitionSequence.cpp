@@ -23,6 +23,7 @@
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
 #include "mlir/IR/Builders.h"
+#include "mlir/IR/TypeUtilities.h"
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/StringSet.h"
 
@@ -127,15 +128,31 @@ private:
            });
   }
 
+  /// Whether an op only rounds: a cast from a floating dtype to another one.
+  /// Of the terms of a sum it rounds each, and not the sum. That is no less
+  /// exact than what data parallelism does, where the gradient that a rank has
+  /// of its rows is rounded to the dtype of the weight and summed over ranks
+  /// then, in the dtype that `replicate` says. A cast to integers would cut
+  /// off, and one to bool compare with 0.
+  static bool onlyRounds(TorchOp op) {
+    auto isFloating = [](Value value) {
+      return isa<FloatType>(getElementTypeOrSelf(value));
+    };
+    return op.getOpName() == "aten._to_copy.default" &&
+           llvm::all_of(op.getInputs(), isFloating) &&
+           llvm::all_of(op.getResults(), isFloating);
+  }
+
   /// A sum over positions that a rank has is a term of the sum. It may be
   /// reported or added to a gradient, where terms are summed, and until then
-  /// pass through ops that are linear in terms alone.
+  /// pass through ops that are linear in terms alone, but for rounding.
   LogicalResult checkTerms(TorchOp op, const Rule &rule) {
     auto isTerm = [&](Value value) { return terms.contains(value); };
     if (!llvm::any_of(op.getInputs(), isTerm) ||
         op.getOpName() == "aten.nll_loss_backward.default") // of a sum
       return success();
-    if (!rule.isLinear || !llvm::all_of(op.getInputs(), isTerm))
+    bool passesTerms = rule.isLinear || onlyRounds(op);
+    if (!passesTerms || !llvm::all_of(op.getInputs(), isTerm))
       return fail(op)
              << "goes on with a sum over the part of the sequence that "
                 "a rank has";
