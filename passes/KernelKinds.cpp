@@ -23,6 +23,7 @@
 
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
+#include "mlir/IR/TypeUtilities.h"
 
 using namespace mlir;
 
@@ -79,6 +80,15 @@ bool fillsWithOne(TorchOp op) {
 
 bool ignoresTerms(TorchOp op) {
   return op.getOpName() == "aten.nll_loss_backward.default"; // of a sum
+}
+
+bool onlyRounds(TorchOp op) {
+  auto isFloating = [](Value value) {
+    return isa<FloatType>(getElementTypeOrSelf(value));
+  };
+  return op.getOpName() == "aten._to_copy.default" &&
+         llvm::all_of(op.getInputs(), isFloating) &&
+         llvm::all_of(op.getResults(), isFloating);
 }
 
 bool isReshape(TorchOp op) {
@@ -224,7 +234,9 @@ SmallVector<AxisKind> KernelKinds::infer(TorchOp op, ArrayRef<AxisKind> given) {
   StringAttr text = op.getFacts().getRule();
   std::optional<Rule> rule = text ? parseRule(text) : std::nullopt;
   auto isPartial = [](AxisKind held) { return held.kind == Kind::Partial; };
-  if (rule && rule->isLinear && llvm::all_of(operands, isPartial)) {
+  bool passesTerms =
+      rule && (rule->isLinear || (ofPositions && onlyRounds(op)));
+  if (passesTerms && llvm::all_of(operands, isPartial)) {
     results.assign(results.size(), {Kind::Partial});
     return results;
   }

@@ -63,6 +63,14 @@ bool fillsWithOne(TorchOp op);
 /// not where losses are summed: there it may be a term.
 bool ignoresTerms(TorchOp op);
 
+/// Whether an op only rounds: a cast from a floating dtype to another one. Of
+/// the terms of a sum over positions it rounds each, and not the sum. That is
+/// no less exact than what data parallelism does, where the gradient that a
+/// rank has of its rows is rounded to the dtype of the weight and summed over
+/// ranks then, in the dtype that `replicate` says. A cast to integers would cut
+/// off, and one to bool compare with 0.
+bool onlyRounds(TorchOp op);
+
 /// Whether an op only groups elements differently.
 bool isReshape(TorchOp op);
 

@@ -119,12 +119,13 @@ private:
 
   /// A sum over positions that a rank has is a term of the sum. It may be
   /// reported or added to a gradient, where terms are summed, and until then
-  /// pass through ops that are linear in terms alone.
+  /// pass through ops that are linear in terms alone, but for rounding.
   LogicalResult checkTerms(TorchOp op, const Rule &rule) {
     auto isTerm = [&](Value value) { return terms.contains(value); };
     if (!llvm::any_of(op.getInputs(), isTerm) || ignoresTerms(op))
       return success();
-    if (!rule.isLinear || !llvm::all_of(op.getInputs(), isTerm))
+    bool passesTerms = rule.isLinear || onlyRounds(op);
+    if (!passesTerms || !llvm::all_of(op.getInputs(), isTerm))
       return fail(op)
              << "goes on with a sum over the part of the sequence that "
                 "a rank has";

@@ -87,6 +87,41 @@ piper.step @train phase = captured mesh = @mesh inputs ["ids"] dims [0] (%ids: !
 
 // -----
 
+// A loss of each label is a term of each: a number per row is summed before what is not linear.
+!i = tensor<6xi64>
+!n = tensor<6xf32>
+!x = tensor<6x8xf32>
+!l = tensor<6x7xf32>
+piper.mesh @mesh [tp = 2 auto]
+piper.state @head parameter : tensor<8x7xf32>
+piper.strategy @strategy mesh = @mesh {
+  piper.do.shard <state = "head"> axis = "tp" dim = 1
+}
+// CHECK-LABEL: piper.step @train
+piper.step @train phase = captured mesh = @mesh inputs ["x", "labels"] dims [0, 0] (%x: !x, %labels: !i) {
+  %w = read @head : tensor<8x7xf32>
+  %t = tangent "loss" coeff 1.0 examples 6 -> tensor<f32>
+  // CHECK: %[[LOGITS:.*]] = torch "aten.mm.default"{{.*}} -> !f32_6x4
+  // CHECK-NEXT: %[[LOSS:.*]]:2 = torch "piper.nll_loss_part.default"(%[[LOGITS]], %labels, {{.*}}, 0, -100, {{.*}} -> (!f32_6, !f32_scalar)
+  // CHECK-NEXT: %[[SUM:.*]] = all_reduce %[[LOSS]]#0 over ["tp"] as "head.0 reduce"
+  // CHECK-NEXT: torch "aten.relu.default"(%[[SUM]])
+  %y = torch "aten.mm.default"(%x, %w) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"head.0" F> : (!x, tensor<8x7xf32>) -> !l
+  %l:2 = torch "aten.nll_loss_forward.default"(%y, %labels, #piper.const<"None">, 0, -100) facts <pure, rule = "a c, a -> a, ; c by piper.nll_loss_part.default same 1"> tag <"head.0" F> : (!l, !i) -> (!n, tensor<f32>)
+  %r = torch "aten.relu.default"(%l#0) facts <pure, rule = "a -> a"> tag <"head.0" F> : (!n) -> !n
+  %s = torch "aten.sum.default"(%r) facts <pure, rule = "a -> ; linear, sum a"> tag <"head.0" F> : (!n) -> tensor<f32>
+  output "loss" %s scale %t : tensor<f32>, tensor<f32>
+  // CHECK: %[[DY:.*]] = torch "piper.nll_loss_backward_part.default"({{.*}}%[[LOGITS]], %labels, {{.*}}, 0, -100, %[[LOSS]]#1, {{.*}} -> !f32_6x4
+  // CHECK: torch "aten.mm.default"({{.*}}, %[[DY]]) {{.*}} -> !f32_8x4
+  %dn = torch "aten.expand.default"(%t, [6]) facts <view, strided, rule = " -> a; linear, 1.0 = a"> tag <"head.0" B> : (tensor<f32>) -> !n
+  %dr = torch "aten.threshold_backward.default"(%dn, %r, 0) facts <pure, rule = "a, a -> a"> tag <"head.0" B> : (!n, !n) -> !n
+  %dy = torch "aten.nll_loss_backward.default"(%dr, %y, %labels, #piper.const<"None">, 0, -100, %l#1) facts <pure, rule = "a, a c, a,  -> a d; c d by piper.nll_loss_backward_part.default"> tag <"head.0" B> : (!n, !l, !i, tensor<f32>) -> !l
+  %xt = torch "aten.t.default"(%x) facts <view, rule = "a b -> b a; linear"> tag <"head.0" B> : (!x) -> tensor<8x6xf32>
+  %dw = torch "aten.mm.default"(%xt, %dy) facts <pure, rule = "m k, k n -> m n; sum k"> tag <"head.0" B> : (tensor<8x6xf32>, !l) -> tensor<8x7xf32>
+  grad @head %dw tag <"head.0" B> : tensor<8x7xf32>
+}
+
+// -----
+
 // Seven features of which ranks have four: what a nonlinearity makes of padding is cleared before a
 // sum over it, and cut off behind a gather.
 !x = tensor<6x8xf32>
