@@ -49,9 +49,14 @@ class WideNorm(nn.Module):
         return (scaled * self.weight.float()).to(x.dtype)
 
 
+def plain_model(*, rms: bool = True) -> nn.Module:
+    """The model of the other tests, whose capture they share."""
+    return copy.deepcopy(captures(Config(rms=rms)).model)
+
+
 def wide_norms() -> nn.Module:
     """The model with norms of that kind."""
-    model = copy.deepcopy(captures(Config()).model)
+    model = plain_model()
     assert isinstance(model.layers, nn.ModuleList)
     for layer in model.layers:
         layer.norm2 = WideNorm(WIDTH)
@@ -79,8 +84,8 @@ def llama_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], LossFunction, Mapping[str, str]]] = {
-    "layer-norm": (lambda: captures(Config(rms=False)).model, token_loss, TAGS),
-    "rms-norm": (lambda: captures(Config()).model, token_loss, TAGS),
+    "layer-norm": (lambda: plain_model(rms=False), token_loss, TAGS),
+    "rms-norm": (plain_model, token_loss, TAGS),
     "wide-norm": (wide_norms, token_loss, TAGS),
     "llama": (llama, llama_loss, hf_models.FAMILIES["llama"].tags),
 }
