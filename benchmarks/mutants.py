@@ -37,7 +37,7 @@ from compiled import Source, compiled
 from families import EXCHANGES, FAMILIES
 from verdicts import LEVELS, OUTCOMES, Verdict, judge, mutants_at, sample
 
-CAPS = {"states": 5000 // len(FAMILIES), "exchanges": 500}
+CAPS = {"states": 625, "exchanges": 500}
 """Mutants per family and level."""
 GROUPS: Mapping[str, Mapping[str, Source]] = {"states": FAMILIES, "exchanges": EXCHANGES}
 

@@ -99,12 +99,18 @@ def Piper_FactsAttr : Piper_Attr<"Facts", "facts"> {
     whether the op is linear in all operands together; and other ops that take parts
     of a factor which this one needs whole. These get which part it is by keyword,
     what an op `after` which they come makes of each part, and make terms of results
-    without the factor, but for the one that is the `same`.
+    without the factor, but for the one that is the `same`. Their own rules say so:
+    `c at 2` that they compute the part of `c` of a rank whose index is operand 2,
+    `sum c but 1` that result 1 is no term.
+
+    Where ranks share values out, ops of kernels keep their rules: they say what
+    ranks hold of results.
 
     Example: `#piper.facts<pure, flops = 4096, heavy>`, `#piper.facts<view>`,
     `#piper.facts<pure, flops = 64, rule = "m i, e o i, r e -> m o">`,
     `#piper.facts<pure, rule = "m k, k n -> m n; sum k">`,
     `#piper.facts<pure, rule = "v w, a -> a w; v by piper.embedding_part.default">`,
+    `#piper.facts<pure, rule = "v w, a, 1 -> a w; sum v, v at 2">`,
     `#piper.facts<view, rule = "a b c -> a b c d; linear, 1.2 = c">`
   }];
   let parameters = (ins EnumParameter<Piper_Effect>:$effect, "int64_t":$flops,

@@ -62,6 +62,27 @@ static std::optional<Rule::PartOp> parsePartOp(StringRef text) {
   return part;
 }
 
+/// Parses `c` or `c but 1`.
+static std::optional<Rule::Sum> parseSum(StringRef text) {
+  auto [name, but] = text.split(" but ");
+  Rule::Sum sum = {name.trim(), std::nullopt};
+  if (sum.name.empty() ||
+      (!but.empty() && but.trim().getAsInteger(10, sum.but.emplace())))
+    return std::nullopt;
+  return sum;
+}
+
+/// Parses `c at 2`, of a rule of so many operands.
+static std::optional<Rule::Index> parseIndex(StringRef text,
+                                             size_t numOperands) {
+  auto [name, operand] = text.split(" at ");
+  Rule::Index index = {name.trim(), 0};
+  if (index.name.empty() || operand.trim().getAsInteger(10, index.operand) ||
+      index.operand >= numOperands)
+    return std::nullopt;
+  return index;
+}
+
 std::optional<Rule> parseRule(StringRef text) {
   Rule rule;
   auto [dims, rest] = text.split(';');
@@ -77,12 +98,19 @@ std::optional<Rule> parseRule(StringRef text) {
     if (entry == "linear") {
       rule.isLinear = true;
     } else if (entry.consume_front("sum ")) {
-      rule.sums.push_back(entry.trim());
+      std::optional<Rule::Sum> sum = parseSum(entry);
+      if (!sum)
+        return std::nullopt;
+      rule.sums.push_back(*sum);
     } else if (entry.contains(" by ")) {
       std::optional<Rule::PartOp> part = parsePartOp(entry);
       if (!part)
         return std::nullopt;
       rule.partOps.push_back(*part);
+    } else if (entry.contains(" at ")) {
+      rule.index = parseIndex(entry, rule.operands.size());
+      if (!rule.index)
+        return std::nullopt;
     } else {
       std::optional<Rule::Size> size = parseSize(entry);
       if (!size)
@@ -91,6 +119,88 @@ std::optional<Rule> parseRule(StringRef text) {
     }
   }
   return rule;
+}
+
+std::string toString(const Rule &rule) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  auto printSide = [&](ArrayRef<Rule::Dims> tensors) {
+    llvm::interleave(
+        tensors, os,
+        [&](const Rule::Dims &dims) { llvm::interleave(dims, os, " "); }, ", ");
+  };
+  printSide(rule.operands);
+  os << " -> ";
+  printSide(rule.results);
+  StringRef separator = "; ";
+  auto begin = [&]() -> llvm::raw_ostream & {
+    os << separator;
+    separator = ", ";
+    return os;
+  };
+  if (rule.isLinear)
+    begin() << "linear";
+  for (const Rule::Size &size : rule.sizes) {
+    begin() << size.position;
+    if (size.index)
+      os << '.' << *size.index;
+    os << " = " << size.name;
+  }
+  for (const Rule::Sum &sum : rule.sums) {
+    begin() << "sum " << sum.name;
+    if (sum.but)
+      os << " but " << *sum.but;
+  }
+  if (rule.index)
+    begin() << rule.index->name << " at " << rule.index->operand;
+  for (const Rule::PartOp &part : rule.partOps) {
+    llvm::interleave(part.names, begin(), " ");
+    os << " by " << part.op;
+    if (!part.stats.empty())
+      os << " after " << part.stats;
+    if (part.same)
+      os << " same " << *part.same;
+  }
+  return text;
+}
+
+std::string getPartRule(const Rule &rule, const Rule::PartOp &part,
+                        bool hasStats) {
+  Rule own = rule;
+  StringRef factor = part.names.front();
+  auto isPart = [&](StringRef name) {
+    return llvm::is_contained(part.names, name);
+  };
+  auto join = [&](MutableArrayRef<Rule::Dims> tensors) {
+    for (Rule::Dims &dims : tensors)
+      std::replace_if(dims.begin(), dims.end(), isPart, factor);
+  };
+  join(own.operands);
+  join(own.results);
+  own.index = {factor, own.operands.size()};
+  own.operands.push_back({"1"});
+  std::string stats = factor.str() + "s"; // an element of each part, all whole
+  if (hasStats) {
+    auto isTaken = [&](const Rule::Dims &dims) {
+      return llvm::is_contained(dims, stats);
+    };
+    while (llvm::any_of(rule.operands, isTaken) ||
+           llvm::any_of(rule.results, isTaken))
+      stats += "s";
+    Rule::Dims &dims = own.operands.emplace_back(own.results.front());
+    llvm::replace(dims, factor, StringRef(stats));
+  }
+  for (Rule::Size &size : own.sizes)
+    if (isPart(size.name))
+      size.name = factor;
+  if (llvm::any_of(own.results, [&](const Rule::Dims &dims) {
+        return !llvm::is_contained(dims, factor);
+      }))
+    own.sums.push_back({factor, part.same});
+  llvm::erase_if(own.partOps, [&](const Rule::PartOp &other) {
+    return other.names == part.names;
+  });
+  return toString(own);
 }
 
 IntegerAttr Rule::Size::get(ArrayAttr args) const {
@@ -117,6 +227,11 @@ ArrayAttr Rule::Size::set(ArrayAttr args, int64_t size) const {
     changed[position] = ArrayAttr::get(context, list);
   }
   return ArrayAttr::get(context, changed);
+}
+
+int64_t getPosition(TorchOp op, int64_t number) {
+  auto positions = op->getAttrOfType<DenseI64ArrayAttr>("positions");
+  return positions ? positions.asArrayRef()[number] : number;
 }
 
 SmallVector<Rule::Dims> getResultDims(TorchOp op, const Rule &rule) {

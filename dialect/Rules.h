@@ -48,11 +48,25 @@ struct Rule {
     std::optional<int64_t> same;
   };
 
+  /// A factor that results without it are sums over: "sum c"; "sum c but 1" if
+  /// result 1 is none, but the same whatever the part is.
+  struct Sum {
+    llvm::StringRef name;
+    std::optional<int64_t> but;
+  };
+
+  /// A factor of which the op computes the part of a rank, whose index is an
+  /// operand: "c at 2".
+  struct Index {
+    llvm::StringRef name;
+    size_t operand;
+  };
+
   llvm::SmallVector<Dims, 4> operands, results;
   llvm::SmallVector<Size> sizes;
   llvm::SmallVector<PartOp, 1> partOps;
-  /// Factors that results without them are sums over.
-  llvm::SmallVector<llvm::StringRef> sums;
+  llvm::SmallVector<Sum> sums;
+  std::optional<Index> index;
   /// Whether results are linear in all operands together: of unfinished sums
   /// they are unfinished sums.
   bool isLinear = false;
@@ -65,12 +79,31 @@ struct Rule {
     return found == partOps.end() ? nullptr : found;
   }
 
+  /// What is said of results without a factor, or null.
+  const Sum *findSum(llvm::StringRef name) const {
+    auto *found =
+        llvm::find_if(sums, [&](const Sum &sum) { return sum.name == name; });
+    return found == sums.end() ? nullptr : found;
+  }
+
   /// Whether a name is that of a dim of one element, which is no factor.
   static bool isOne(llvm::StringRef name) { return name == "1"; }
 };
 
 /// Parses a rule; nothing if it is malformed.
 std::optional<Rule> parseRule(llvm::StringRef text);
+
+/// The text of a rule, which `parseRule` takes.
+std::string toString(const Rule &rule);
+
+/// The rule of the op that takes parts instead of one with `rule`: a rank's
+/// index follows the operands, and with `hasStats` what was gathered of the
+/// first result's parts.
+std::string getPartRule(const Rule &rule, const Rule::PartOp &part,
+                        bool hasStats);
+
+/// The number of a result among all that the op can have.
+int64_t getPosition(TorchOp op, int64_t number);
 
 /// The dims of the results that an op has: those that nobody uses may be gone.
 llvm::SmallVector<Rule::Dims> getResultDims(TorchOp op, const Rule &rule);

@@ -427,7 +427,7 @@ static LogicalResult verifyCall(Operation *op, FunctionType type,
 /// On a manual axis a kernel mixes what it is given: only of replicated
 /// operands are results replicated, and no operand may be an unfinished sum.
 static LogicalResult verifyLaunchKinds(LaunchOp launch, MeshOp mesh) {
-  for (AxisAttr axis : mesh.getRankAxes()) {
+  for (AxisAttr axis : mesh.getAxesWithRole(AxisRole::Manual)) {
     StringRef name = axis.getName();
     bool replicated = true;
     for (Value input : launch.getInputs()) {

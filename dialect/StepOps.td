@@ -324,7 +324,8 @@ def Piper_LaunchOp : Piper_Op<"launch", [Piper_Ordered, AttrSizedOperandSegments
     **Constraints**
     - the kernel exists; its signature equals the types without manual kinds
     - on every manual axis no operand is partial, and results are replicated if all
-      operands are, else varying
+      operands are, else varying; on auto axes they are what the rules of the
+      kernel's ops make of operands, which `piper-verify` checks
     - the stream exists
 
     ```mlir
@@ -398,7 +399,8 @@ def Piper_PackOp : Piper_Op<"pack", [Pure, Piper_SymbolUser]> {
     - one operand per member, of its shape on one rank
     - the result has as many elements as the members have together
     - on manual axes operands are replicated or varying, or sharded as the state is
-    - on manual axes the result is the dual of the bucket's members
+    - on manual axes the result is the dual of the bucket's members; on auto axes
+      operands are as the states are, which `piper-verify` checks
 
     ```mlir
     %g = pack @fc.weight$b %dw, %db : !w, !b -> !g
@@ -414,7 +416,8 @@ def Piper_RelabelOp : Piper_Op<"relabel", [Pure]> {
   let summary = "state another kind for the same data";
   let description = [{
     Legal where duality justifies it: a loss or a count that each rank computes
-    of its own examples is a partial sum of the total.
+    of its own examples is a partial sum of the total. On auto axes kinds stay,
+    which `piper-verify` checks.
 
     **Constraints**
     - only kinds differ; the shape per rank is the same

@@ -45,6 +45,7 @@ def Piper_DoAnnotateOp : Piper_DirectiveOp<"annotate"> {
   let description = [{
     Shapes the capture: an op takes the tag of the outermost module whose path
     matches a pattern. In the compiler it is checked: every tag names a chunk.
+    The path of the model itself is written `"."`.
 
     ```mlir
     piper.do.annotate {embed = "embed", "layers.*" = "layer"}

@@ -13,7 +13,11 @@
 //   pos: R  ──► add ──► x: V        each rank has a term of pos's gradient, as
 //   tok: V  ──►                     of a state's: P. In its backward chunk the
 //                                   term is a rank's own value again: V
+//
+// Along auto axes nothing is relabelled: what ranks hold there follows from the
+// rules of ops, and has to be what exchanges take.
 
+#include "passes/AxisKinds.h"
 #include "passes/Passes.h"
 
 #include "dialect/Layouts.h"
@@ -36,12 +40,12 @@ void setKinds(Value value, LayoutAttr layout) {
 /// Assigns kinds within one step and the chunks that it runs.
 class KindAssigner {
 public:
-  KindAssigner(StepOp step, SymbolTable &symbols, MeshOp mesh)
-      : step(step), symbols(symbols), mesh(mesh),
-        replicated(mesh.getRankLayout(Kind::Replicated)),
-        partial(mesh.getRankLayout(Kind::Partial)) {}
+  KindAssigner(StepOp step, SymbolTable &symbols, MeshOp mesh,
+               KernelKinds &kernels)
+      : step(step), symbols(symbols), mesh(mesh), kernels(kernels),
+        replicated(mesh.getRankLayout(Kind::Replicated)) {}
 
-  void run() {
+  LogicalResult run() {
     for (auto [argument, dim] :
          llvm::zip(step.getBody().getArguments(), step.getDims()))
       setKinds(argument, dim >= 0 ? getSplit() : replicated);
@@ -51,9 +55,11 @@ public:
         setKinds(tangent.getResult(), replicated);
       else if (auto run = dyn_cast<RunOp>(op))
         assignRun(run);
-      else if (auto exchange = dyn_cast<CollectiveOpInterface>(op))
-        assignExchange(exchange);
+      else if (auto exchange = dyn_cast<CollectiveOpInterface>(op);
+               exchange && failed(assignExchange(exchange)))
+        return failure();
     }
+    return success();
   }
 
 private:
@@ -106,7 +112,7 @@ private:
     if (!kinds || !duals)
       return {};
     for (AxisKindAttr axis : duals.getAxes()) {
-      if (mesh.lookupAxis(axis.getAxis()).getRole() != AxisRole::Manual)
+      if (!isManual(axis.getAxis()))
         continue;
       if (axis.getKind() == Kind::Shard && !haveSameShape(primal, gradient))
         return {};
@@ -129,11 +135,16 @@ private:
     return layout;
   }
 
-  /// What is exchanged is what the exchange takes: an unfinished sum, or a part
-  /// of a dim. A launch makes no such kinds, so the chunk says it.
-  void assignExchange(CollectiveOpInterface op) {
+  bool isManual(StringAttr axis) {
+    return mesh.lookupAxis(axis).getRole() == AxisRole::Manual;
+  }
+
+  /// What is exchanged along a manual axis is what the exchange takes: an
+  /// unfinished sum, or a part of a dim. A launch makes no such kinds, so the
+  /// chunk says it.
+  LogicalResult assignExchange(CollectiveOpInterface op) {
     Value input = op.getInputs().front(), result = op.getTensors().front();
-    LayoutAttr given = getLayout(input.getType()), made = given;
+    LayoutAttr own = getLayout(input.getType()), given = own, made = own;
     for (auto axis : op.getOver().getAsRange<StringAttr>()) {
       if (auto gather = dyn_cast<AllGatherOp>(op.getOperation()))
         given = given.withKind(axis, Kind::Shard, gather.getDim());
@@ -143,19 +154,28 @@ private:
         made = made.withKind(axis, Kind::Shard, scatter.getDim());
       else if (!isa<AllToAllOp>(op))
         made = made.withKind(axis, Kind::Replicated);
+      if (isManual(axis) && own.getKind(axis) != Kind::Varying &&
+          own.getKind(axis) != given.getKind(axis))
+        return op.emitOpError("expected an operand that is varying on axis '")
+               << axis.getValue() << "', got "
+               << stringifyKind(own.getKind(axis));
     }
-    if (given != getLayout(input.getType()))
-      relabelResult(input, given);
+    if (given != own && failed(relabelResult(op, input, given)))
+      return failure();
     setKinds(result, made);
+    return success();
   }
 
   /// Lets the chunk that makes a value give it another kind.
-  void relabelResult(Value value, LayoutAttr layout) {
+  LogicalResult relabelResult(Operation *op, Value value, LayoutAttr layout) {
     auto run = value.getDefiningOp<RunOp>();
+    if (!run)
+      return op->emitOpError("expected to exchange what a chunk makes");
     auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
     auto returned = cast<ReturnOp>(chunk.getBody().front().back());
     relabel(returned, cast<OpResult>(value).getResultNumber(), layout);
     finish(run, chunk, returned);
+    return success();
   }
 
   /// What ranks hold of a state.
@@ -175,13 +195,12 @@ private:
       if (auto read = dyn_cast<ReadOp>(op))
         setKinds(read.getResult(), getHeld(read));
       else if (auto launch = dyn_cast<LaunchOp>(op))
-        for (Value result : launch.getResults())
-          setKinds(result, mixKinds(launch.getInputs(), replicated));
+        assignLaunch(launch);
     }
     auto returned = cast<ReturnOp>(block.back());
     for (auto [index, result] : llvm::enumerate(run.getResults()))
       if (isShareOfTotal(result))
-        relabel(returned, index, partial);
+        relabel(returned, index, getShare(returned.getOperand(index)));
       else if (Type own = returned.getOperand(index).getType();
                LayoutAttr duals = getDual(result, own))
         if (duals != getLayout(own))
@@ -189,6 +208,23 @@ private:
     finish(run, chunk, returned);
     if (chunk.getOf())
       forgetShared(run, chunk);
+  }
+
+  void assignLaunch(LaunchOp launch) {
+    auto kernel = symbols.lookup<KernelOp>(launch.getKernel());
+    for (auto [result, kinds] :
+         llvm::zip(launch.getResults(),
+                   kernels.getLayouts(kernel, mesh, launch.getInputs())))
+      setKinds(result, kinds);
+  }
+
+  /// Partial on manual axes.
+  LayoutAttr getShare(Value value) {
+    LayoutAttr kinds = getLayout(value.getType());
+    for (AxisKindAttr axis : kinds.getAxes())
+      if (isManual(axis.getAxis()))
+        kinds = kinds.withKind(axis.getAxis(), Kind::Partial);
+    return kinds;
   }
 
   /// A term of a gradient, to a backward chunk, is a value of a rank's own: it
@@ -201,7 +237,7 @@ private:
       if (!own || !primalsOf.contains(skipExchanges(operand)))
         continue;
       for (AxisKindAttr axis : own.getAxes())
-        if (axis.getKind() == Kind::Partial)
+        if (axis.getKind() == Kind::Partial && isManual(axis.getAxis()))
           kinds = kinds.withKind(axis.getAxis(), Kind::Varying);
       if (kinds == own)
         continue;
@@ -262,7 +298,8 @@ private:
   StepOp step;
   SymbolTable &symbols;
   MeshOp mesh;
-  LayoutAttr replicated, partial;
+  KernelKinds &kernels;
+  LayoutAttr replicated;
   // What a value of the step is the cotangent of, or a term of it.
   llvm::DenseMap<Value, llvm::SetVector<Value>> primalsOf;
 };
@@ -273,9 +310,13 @@ class AssignKindsPass : public impl::AssignKindsPassBase<AssignKindsPass> {
     if (!mesh || mesh.getRankAxes().empty())
       return;
     SymbolTable symbols(getOperation());
+    if (failed(checkSteps(getOperation(), symbols)))
+      return signalPassFailure();
+    KernelKinds kernels;
     for (auto step : getOperation().getOps<StepOp>())
-      if (step.getPhase() == Phase::Outlined)
-        KindAssigner(step, symbols, mesh).run();
+      if (step.getPhase() == Phase::Outlined &&
+          failed(KindAssigner(step, symbols, mesh, kernels).run()))
+        return signalPassFailure();
   }
 };
 

@@ -7,6 +7,8 @@
 
 #include "passes/ChunkBuilder.h"
 
+#include "passes/Facts.h"
+
 #include "dialect/Layouts.h"
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/IRMapping.h"
@@ -38,14 +40,25 @@ Value getRoot(Value value) {
   return value;
 }
 
-Value copyValue(Value value, OpBuilder &builder) {
+/// The rule of an op that changes no dim.
+static StringAttr getSameRule(Value value, OpBuilder &builder) {
+  std::string dims;
+  llvm::raw_string_ostream os(dims);
+  for (int64_t dim :
+       llvm::seq(cast<RankedTensorType>(value.getType()).getRank()))
+    os << (dim ? " d" : "d") << dim;
+  return builder.getStringAttr(dims + " -> " + dims + "; linear");
+}
+
+Value copyValue(Value value, OpBuilder &builder, bool hasRule) {
   MLIRContext *context = value.getContext();
   auto contiguous = ConstAttr::get(
       context, StringAttr::get(context, "torch.contiguous_format"));
   auto kwargs = builder.getDictionaryAttr(
       builder.getNamedAttr("memory_format", contiguous));
-  auto facts = FactsAttr::get(context, Effect::Pure, 0, false, false,
-                              std::nullopt, StringAttr());
+  auto facts =
+      FactsAttr::get(context, Effect::Pure, 0, false, false, std::nullopt,
+                     hasRule ? getSameRule(value, builder) : StringAttr());
   auto op = TorchOp::create(builder, value.getLoc(), TypeRange(value.getType()),
                             ValueRange(value),
                             builder.getStringAttr("aten.clone.default"),
@@ -54,7 +67,6 @@ Value copyValue(Value value, OpBuilder &builder) {
   return op.getResult(0);
 }
 
-/// Rules are about captured steps: what a kernel computes with is decided.
 static FactsAttr withoutRule(FactsAttr facts) {
   return FactsAttr::get(facts.getContext(), facts.getEffect(), facts.getFlops(),
                         facts.getStrided(), facts.getHeavy(), facts.getMask(),
@@ -72,6 +84,14 @@ static Location sourceLine(Location loc) {
 // Kernel table
 //===----------------------------------------------------------------------===//
 
+/// Whether kernels keep rules: where ranks have parts of values, these say what
+/// they hold of what kernels make.
+static bool needsRules(ModuleOp module) {
+  MeshOp mesh = findMesh(module);
+  return (mesh && !mesh.getAxesWithRole(AxisRole::Auto).empty()) ||
+         findDirective<DoSequenceOp>(module);
+}
+
 /// Writes a kernel's content without locations and with values by number.
 static std::string describe(KernelOp kernel) {
   std::string text;
@@ -84,8 +104,12 @@ static std::string describe(KernelOp kernel) {
     os << number(argument) << ':' << argument.getType() << ';';
   for (Operation &op : kernel.getBody().front()) {
     os << '\n';
-    if (auto torch = dyn_cast<TorchOp>(op))
+    if (auto torch = dyn_cast<TorchOp>(op)) {
       os << torch.getOpName() << torch.getArgs() << torch.getKwargs();
+      // Of parts of other wholes the rule may be another.
+      if (StringAttr rule = torch.getFacts().getRule())
+        os << rule;
+    }
     for (Value operand : op.getOperands())
       os << ' ' << number(operand);
     for (Value result : op.getResults())
@@ -132,7 +156,8 @@ static CostAttr getCost(KernelOp kernel) {
   return CostAttr::get(kernel.getContext(), flops, bytes);
 }
 
-KernelTable::KernelTable(ModuleOp module) : module(module) {
+KernelTable::KernelTable(ModuleOp module)
+    : module(module), hasRules(needsRules(module)) {
   for (auto kernel : module.getOps<KernelOp>())
     kernels.try_emplace(describe(kernel), kernel);
 }
@@ -158,8 +183,9 @@ namespace {
 /// Fills the body of a kernel with the ops of a chunk.
 class KernelBody {
 public:
-  KernelBody(Outlined &outlined, OpBuilder &builder)
-      : own(outlined.ops.begin(), outlined.ops.end()), builder(builder) {}
+  KernelBody(Outlined &outlined, OpBuilder &builder, bool hasRules)
+      : own(outlined.ops.begin(), outlined.ops.end()), builder(builder),
+        hasRules(hasRules) {}
 
   /// Clones an op of the chunk. Views wait until something needs them.
   void add(TorchOp op) {
@@ -177,7 +203,7 @@ public:
     auto producer = inside.getDefiningOp<TorchOp>();
     if (producer && !producer.isView() && !producer.getFacts().getStrided())
       return inside;
-    return copyValue(inside, builder);
+    return copyValue(inside, builder, hasRules);
   }
 
   /// What the kernel is given, in the order of first use.
@@ -207,12 +233,14 @@ private:
     copy.removeTagAttr();
     copy->removeAttr("primals");
     copy->removeAttr("cotangents");
-    copy.setFactsAttr(withoutRule(op.getFacts()));
+    if (!hasRules)
+      copy.setFactsAttr(withoutRule(op.getFacts()));
     copy->setLoc(sourceLine(op.getLoc()));
   }
 
   llvm::SmallPtrSet<Operation *, 16> own;
   OpBuilder &builder;
+  bool hasRules;
   IRMapping mapping;
 };
 
@@ -230,12 +258,12 @@ static llvm::SetVector<Value> getKernelResults(const Outlined &outlined) {
 
 static KernelOp buildKernel(Outlined &outlined, ArrayRef<Value> results,
                             llvm::SetVector<Value> &arguments,
-                            OpBuilder &builder) {
+                            OpBuilder &builder, bool hasRules) {
   OpBuilder::InsertionGuard guard(builder);
   Location loc = sourceLine(outlined.ops.front()->getLoc());
   auto kernel = KernelOp::create(builder, loc, "",
                                  builder.getFunctionType({}, {}), CostAttr());
-  KernelBody body(outlined, builder);
+  KernelBody body(outlined, builder, hasRules);
   body.block = &kernel.getBody().emplaceBlock();
   builder.setInsertionPointToStart(body.block);
   for (Operation *op : outlined.ops)
@@ -258,8 +286,8 @@ static KernelOp buildKernel(Outlined &outlined, ArrayRef<Value> results,
 void buildChunk(Outlined &outlined, StringRef symbol, KernelTable &kernels,
                 OpBuilder &builder) {
   llvm::SetVector<Value> results = getKernelResults(outlined), arguments;
-  KernelOp kernel =
-      buildKernel(outlined, results.getArrayRef(), arguments, builder);
+  KernelOp kernel = buildKernel(outlined, results.getArrayRef(), arguments,
+                                builder, kernels.keepsRules());
   kernel = kernels.intern(kernel);
 
   OpBuilder::InsertionGuard guard(builder);

@@ -29,7 +29,8 @@ RunOp findRun(mlir::Value value);
 mlir::Value getRoot(mlir::Value value);
 
 /// A copy of a value in a kernel: contiguous, and an alias of nothing.
-mlir::Value copyValue(mlir::Value value, mlir::OpBuilder &builder);
+mlir::Value copyValue(mlir::Value value, mlir::OpBuilder &builder,
+                      bool hasRule);
 
 /// Kernels by content: equal computations are one kernel.
 class KernelTable {
@@ -40,8 +41,12 @@ public:
   /// returns that one.
   KernelOp intern(KernelOp kernel);
 
+  /// Whether ops of kernels keep their rules.
+  bool keepsRules() const { return hasRules; }
+
 private:
   mlir::ModuleOp module;
+  bool hasRules;
   llvm::StringMap<KernelOp> kernels;
 };
 

@@ -35,6 +35,8 @@ public:
   Slicer(KernelOp kernel, ArrayRef<int64_t> firstResults)
       : kernel(kernel), block(kernel.getBody().front()),
         returned(cast<ReturnOp>(block.back())), builder(kernel) {
+    for (auto op : block.getOps<TorchOp>())
+      hasRules |= op.getFacts().getRule() != nullptr;
     for (int64_t index = 0; index < int64_t(returned.getValues().size());
          ++index)
       (llvm::is_contained(firstResults, index) ? halves.first : halves.second)
@@ -98,8 +100,10 @@ private:
       return op.emitOpError("computes gradients of inputs and of states in one "
                             "call of '")
              << op.getOpName()
-             << "': expected a `mask` among its facts, by which it can be "
-                "split";
+             << "', which has no rule by which the backward pass can be cut "
+                "into I and W: expected an order that does not cut it, such "
+                "as 1F1B or Interleaved1F1B, or an op whose backward takes a "
+                "mask of results (`mask` among its facts)";
     }
     return success();
   }
@@ -183,7 +187,7 @@ private:
       bool own = maker && !maker.isView() && !maker.getFacts().getStrided();
       fresh.push_back(own && !llvm::is_contained(fresh, value)
                           ? value
-                          : copyValue(value, builder));
+                          : copyValue(value, builder, hasRules));
     }
     ReturnOp::create(builder, kernel.getLoc(), fresh);
     half.setFunctionType(builder.getFunctionType(
@@ -194,6 +198,7 @@ private:
   Block &block;
   ReturnOp returned;
   OpBuilder builder;
+  bool hasRules = false;
   KernelHalves halves;
   Side first, second;
   llvm::SetVector<Value> passed;

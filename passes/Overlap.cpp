@@ -17,7 +17,9 @@
 //
 // Where the schedule takes a backward pass in halves, I and then W, nobody
 // waits for pieces of W: they go behind what the piece of I before them
-// exchanges, in front of the wait if there is one.
+// exchanges, in front of the wait if there is one. Each comes behind the other
+// half of its chunk, even if all that it uses is there before: gradients of
+// inputs are what others wait for.
 //
 //   compute   I          F           W            I1          W1  F1  ...
 //   exchange  I.dispatch F.counts    F.dispatch   I.collect
@@ -71,6 +73,9 @@ bool usesAny(Operation *op, const llvm::DenseSet<Operation *> &makers) {
     return makers.contains(operand.getDefiningOp());
   });
 }
+
+/// By runs of W, those of the other halves of their chunks.
+using Halves = llvm::DenseMap<Operation *, Operation *>;
 
 /// The pieces of ops given in data order.
 Pieces getPieces(ArrayRef<Operation *> ops) {
@@ -135,10 +140,11 @@ SmallVector<Segment> getSegments(ArrayRef<Operation *> ops) {
 /// Issues pieces by the default policy.
 class PolicyMerger {
 public:
-  PolicyMerger(const Ops &forward, const Ops &backward, const Ops &weights)
-      : first(getSegments(backward)), second(getSegments(forward)),
-        deferred(getPieces(weights)) {
-    for (const Ops *ops : {&forward, &backward, &weights})
+  PolicyMerger(const Ops &forward, const Ops &backward, const Ops &weights,
+               const Halves &halves)
+      : halves(halves), first(getSegments(backward)),
+        second(getSegments(forward)), deferred(getPieces(weights)) {
+    for (const Ops *ops : {&backward, &weights})
       pending.insert_range(*ops);
   }
 
@@ -151,7 +157,7 @@ public:
       if (i < second.size())
         emit(second[i]);
     }
-    emitDeferred();
+    assert(deferred.empty() && "there is all behind the last backward segment");
     return std::move(merged);
   }
 
@@ -181,16 +187,18 @@ private:
   /// Emits the gradients of weights for which all is there.
   void emitDeferred() {
     llvm::erase_if(deferred, [&](const Piece &piece) {
-      if (usesAny(piece.ops.front(), pending))
+      Operation *op = piece.ops.front();
+      if (usesAny(op, pending) || pending.contains(halves.lookup(op)))
         return false;
       emit(piece);
       return true;
     });
   }
 
+  const Halves &halves;
   SmallVector<Segment> first, second; // of the backward and the forward cell
   Pieces deferred;
-  llvm::DenseSet<Operation *> pending;
+  llvm::DenseSet<Operation *> pending; // what deferred pieces may use
   Ops merged;
 };
 
@@ -202,8 +210,9 @@ private:
 /// more than once is that of the pieces of this name in data order.
 class TemplateMerger {
 public:
-  TemplateMerger(DoOverlapOp overlap, ArrayRef<const Group *> groups)
-      : overlap(overlap), groups(groups) {
+  TemplateMerger(DoOverlapOp overlap, ArrayRef<const Group *> groups,
+                 const Halves &halves)
+      : overlap(overlap), groups(groups), halves(halves) {
     for (const Group *group : groups)
       for (const Piece &piece : group->pieces) {
         names.push_back(piece.name);
@@ -226,6 +235,11 @@ public:
         if (usesAny(op, pending))
           return overlap.emitOpError("expected ")
                  << name << " behind what it uses, which comes later";
+        if (pending.contains(halves.lookup(op)))
+          return overlap.emitOpError("expected ")
+                 << name
+                 << " behind the gradients of inputs of its chunk, which come "
+                    "later";
         pending.erase(op);
         merged.push_back(op);
       }
@@ -244,6 +258,7 @@ private:
 
   DoOverlapOp overlap;
   ArrayRef<const Group *> groups; // that of the forward cell is last
+  const Halves &halves;
   SmallVector<StringRef> names;
   llvm::StringMap<SmallVector<const Piece *>> byName;
   llvm::DenseSet<Operation *> pending;
@@ -279,7 +294,8 @@ bool namesWeights(DoOverlapOp overlap) {
 /// the backward cell the last one first. Gradients of weights are computed at
 /// the end where the template does not say when.
 FailureOr<Ops> mergeChunks(DoOverlapOp overlap, ArrayRef<Group> forward,
-                           ArrayRef<Group> backward, ArrayRef<Group> weights) {
+                           ArrayRef<Group> backward, ArrayRef<Group> weights,
+                           const Halves &halves) {
   Ops merged;
   llvm::DenseSet<const Group *> placed;
   while (!forward.empty() || !backward.empty()) {
@@ -293,16 +309,22 @@ FailureOr<Ops> mergeChunks(DoOverlapOp overlap, ArrayRef<Group> forward,
     SmallVector<const Group *> groups = {second};
     if (namesWeights(overlap))
       for (const Group &group : weights)
-        if (group.chunk == second->chunk && placed.insert(&group).second)
+        if (group.chunk == second->chunk) {
           groups.push_back(&group);
+          placed.insert(&group);
+        }
     groups.push_back(first);
-    if (failed(TemplateMerger(overlap, groups).run(merged)))
+    if (failed(TemplateMerger(overlap, groups, halves).run(merged)))
       return failure();
   }
   for (const Group &group : weights)
     if (!placed.contains(&group))
       emitAll(group, merged);
   return merged;
+}
+
+FlatSymbolRefAttr getReference(ChunkOp chunk) {
+  return FlatSymbolRefAttr::get(chunk.getSymNameAttr());
 }
 
 bool selectsAny(SelectAttr select, ArrayRef<Group> groups) {
@@ -316,18 +338,33 @@ bool selectsAny(SelectAttr select, ArrayRef<Group> groups) {
 Overlap::Overlap(ModuleOp module) {
   for (auto overlap : findDirectives<DoOverlapOp>(module))
     directives.push_back({overlap, false});
+  llvm::DenseMap<Attribute, Attribute> byForward;
+  for (auto chunk : module.getOps<ChunkOp>())
+    if (chunk.getPass() == Pass::I)
+      byForward[chunk.getOfAttr()] = getReference(chunk);
+  for (auto chunk : module.getOps<ChunkOp>())
+    if (chunk.getPass() == Pass::W)
+      inputHalves[getReference(chunk)] = byForward.lookup(chunk.getOfAttr());
 }
 
 FailureOr<Ops> Overlap::merge(const Ops &forward, const Ops &backward,
                               const Ops &weights) {
+  llvm::DenseMap<Attribute, Operation *> byChunk;
+  for (Operation *op : backward)
+    if (auto run = dyn_cast<RunOp>(op))
+      byChunk[run.getChunkAttr()] = op;
+  Halves halves;
+  for (Operation *op : weights)
+    if (auto run = dyn_cast<RunOp>(op))
+      halves[op] = byChunk.lookup(inputHalves.lookup(run.getChunkAttr()));
   SmallVector<Group> first = getGroups(forward), second = getGroups(backward);
   for (auto &[overlap, used] : directives)
     if (selectsAny(overlap.getSelect(), first) &&
         selectsAny(overlap.getSelect(), second)) {
       used = true;
-      return mergeChunks(overlap, first, second, getGroups(weights));
+      return mergeChunks(overlap, first, second, getGroups(weights), halves);
     }
-  return PolicyMerger(forward, backward, weights).run();
+  return PolicyMerger(forward, backward, weights, halves).run();
 }
 
 LogicalResult Overlap::checkUsed() {

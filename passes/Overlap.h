@@ -22,7 +22,8 @@ public:
 
   /// The ops of both cells, runs and exchanges, each given in data order, in
   /// issue order: by the template of a directive that selects chunks of both,
-  /// else by the default policy.
+  /// else by the default policy. Gradients of weights come behind what they use
+  /// and behind the other half of their chunk.
   mlir::FailureOr<Ops> merge(const Ops &forward, const Ops &backward,
                              const Ops &weights);
 
@@ -30,7 +31,8 @@ public:
   mlir::LogicalResult checkUsed();
 
 private:
-  llvm::SmallVector<std::pair<DoOverlapOp, bool>> directives; // and if used
+  llvm::SmallVector<std::pair<DoOverlapOp, bool>> directives;   // and if used
+  llvm::DenseMap<mlir::Attribute, mlir::Attribute> inputHalves; // by that of W
 };
 
 } // namespace piper

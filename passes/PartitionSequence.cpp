@@ -18,6 +18,7 @@
 
 #include "passes/Partition.h"
 
+#include "passes/KernelKinds.h"
 #include "passes/Streams.h"
 
 #include "dialect/Layouts.h"
@@ -116,26 +117,15 @@ private:
     return isReshape(op) ? markView(op, rule, names) : mark(op, rule, names);
   }
 
-  /// Whether an op only groups elements differently.
-  static bool isReshape(TorchOp op) {
-    auto count = [](Value value) {
-      return cast<RankedTensorType>(value.getType()).getNumElements();
-    };
-    return op.isView() && op.getInputs().size() == 1 &&
-           llvm::all_of(op.getResults(), [&](Value result) {
-             return count(result) == count(op.getInputs()[0]);
-           });
-  }
-
   /// A sum over positions that a rank has is a term of the sum. It may be
   /// reported or added to a gradient, where terms are summed, and until then
-  /// pass through ops that are linear in terms alone.
+  /// pass through ops that are linear in terms alone, but for rounding.
   LogicalResult checkTerms(TorchOp op, const Rule &rule) {
     auto isTerm = [&](Value value) { return terms.contains(value); };
-    if (!llvm::any_of(op.getInputs(), isTerm) ||
-        op.getOpName() == "aten.nll_loss_backward.default") // of a sum
+    if (!llvm::any_of(op.getInputs(), isTerm) || ignoresTerms(op))
       return success();
-    if (!rule.isLinear || !llvm::all_of(op.getInputs(), isTerm))
+    bool passesTerms = rule.isLinear || onlyRounds(op);
+    if (!passesTerms || !llvm::all_of(op.getInputs(), isTerm))
       return fail(op)
              << "goes on with a sum over the part of the sequence that "
                 "a rank has";
@@ -165,14 +155,11 @@ private:
   }
 
   LogicalResult markSame(TorchOp op, const Rule &rule) {
-    StringRef name = op.getOpName();
     auto isFilled = [&](Value value) { return filled.contains(value); };
-    bool fills = name.contains("full") || name.contains("zeros") ||
-                 name.contains("ones") || name.contains("scalar_tensor");
-    if (fills ||
+    if (fillsWithOne(op) ||
         (!op.getInputs().empty() && llvm::all_of(op.getInputs(), isFilled)))
       filled.insert_range(op.getResults());
-    if (name != "aten.expand.default" || !op.getFacts().getRule())
+    if (op.getOpName() != "aten.expand.default" || !op.getFacts().getRule())
       return success();
     for (auto [dim, factor] : llvm::enumerate(rule.results.front()))
       if (!llvm::is_contained(rule.operands.front(), factor))
@@ -224,7 +211,7 @@ private:
       for (auto &entry : names) {
         if (llvm::is_contained(dims, entry.getKey()))
           continue;
-        if (!llvm::is_contained(rule.sums, entry.getKey()))
+        if (!rule.findSum(entry.getKey()))
           return fail(op) << "sees several positions of the sequence at once";
         terms.insert(result);
       }
@@ -334,8 +321,10 @@ private:
                                    gather(inputs[2], tag, "values"),
                                    readRankIndex(step, axis, symbols)};
     auto args = op.getArgs().getValue();
-    TorchOp part = call("piper.attention_part.default", op, op.getResultTypes(),
-                        operands, {args[4], args[5]});
+    TorchOp part =
+        call("piper.attention_part.default",
+             "b h s d, b h t d, b h t e, 1 -> b h s e, b h s; s at 3", op,
+             op.getResultTypes(), operands, {args[4], args[5]});
     if (Attribute primals = op->getAttr("primals"))
       part->setAttr("primals", primals);
     op.replaceAllUsesWith(part);
@@ -360,8 +349,10 @@ private:
                     values.getType()};
     // Of keys and values the part makes terms for all ranks.
     auto none = builder.getArrayAttr({});
-    TorchOp part = call("piper.attention_part_backward.default", op, types,
-                        operands, {args[8], args[9]});
+    TorchOp part = call("piper.attention_part_backward.default",
+                        "b h s e, b h s d, b h t d, b h t e, b h s e, b h s, 1 "
+                        "-> b h s d, b h t d, b h t e; sum s, s at 6",
+                        op, types, operands, {args[8], args[9]});
     if (auto lists = op->getAttrOfType<ArrayAttr>("cotangents"))
       part->setAttr("cotangents", builder.getArrayAttr({lists[0], none, none}));
     op.getResult(0).replaceAllUsesWith(part.getResult(0));
@@ -374,17 +365,17 @@ private:
 
   /// The op of a part: tensors, then whether it is causal, the scale and the
   /// number of parts.
-  TorchOp call(StringRef name, TorchOp like, TypeRange types, ValueRange inputs,
-               ArrayRef<Attribute> options) {
+  TorchOp call(StringRef name, StringRef rule, TorchOp like, TypeRange types,
+               ValueRange inputs, ArrayRef<Attribute> options) {
     SmallVector<Attribute> args;
     for (size_t index = 0; index < inputs.size(); ++index)
       args.push_back(ArgAttr::get(step.getContext(), index));
     llvm::append_range(args, options);
     args.push_back(builder.getI64IntegerAttr(axis.getSize()));
     FactsAttr facts = like.getFacts();
-    auto own = FactsAttr::get(step.getContext(), facts.getEffect(),
-                              facts.getFlops() * axis.getSize(), false,
-                              facts.getHeavy(), std::nullopt, StringAttr());
+    auto own = FactsAttr::get(
+        step.getContext(), facts.getEffect(), facts.getFlops() * axis.getSize(),
+        false, facts.getHeavy(), std::nullopt, builder.getStringAttr(rule));
     return TorchOp::create(
         builder, like.getLoc(), types, inputs, builder.getStringAttr(name),
         builder.getArrayAttr(args), builder.getDictionaryAttr({}), own,

@@ -248,6 +248,8 @@ private:
       return fail(op) << "but has no rule that says what becomes of its "
                          "results";
     Rule rule = *parseRule(text);
+    if (rule.index)
+      return fail(op) << "but takes parts along another axis";
     // Chunks pass on finished sums.
     for (OpOperand &operand : op->getOpOperands())
       if (values.isTerm(operand.get()) &&
@@ -300,7 +302,7 @@ private:
   }
 
   bool isPossible(TorchOp op, const Rule &rule, StringRef factor) {
-    if (llvm::is_contained(rule.sums, factor) || rule.findPartOp(factor))
+    if (rule.findSum(factor) || rule.findPartOp(factor))
       return true;
     return llvm::all_of(getResultDims(op, rule), [&](const Rule::Dims &names) {
       return llvm::is_contained(names, factor);
@@ -348,7 +350,7 @@ private:
         if (int64_t old = size.get(op.getArgs()).getInt(); old > 0) // or -1
           op.setArgsAttr(size.set(op.getArgs(), values.getPartSize(old)));
     if (part)
-      callPartOp(op, *part, results, whole);
+      callPartOp(op, rule, *part, results, whole);
     return success();
   }
 
@@ -403,25 +405,16 @@ private:
                                                       : getSize(value, dim);
   }
 
-  /// The number of a result among all that the op can have.
-  static int64_t getPosition(TorchOp op, int64_t number) {
-    auto positions = op->getAttrOfType<DenseI64ArrayAttr>("positions");
-    return positions ? positions.asArrayRef()[number] : number;
-  }
-
   /// Calls another op, which takes parts: it is given which one it gets, and
   /// perhaps an element that another one makes of each.
-  void callPartOp(TorchOp op, const Rule::PartOp &part,
+  void callPartOp(TorchOp op, const Rule &rule, const Rule::PartOp &part,
                   ArrayRef<std::optional<size_t>> results, int64_t size) {
     int64_t count = op.getInputs().size();
     NamedAttrList kwargs(op.getKwargs());
     kwargs.append(values.getPartArgs(count, size));
     Value index = readRankIndex(step, axis, symbols);
     op.getInputsMutable().append(index);
-    FactsAttr facts = op.getFacts();
-    op.setFactsAttr(FactsAttr::get(
-        op.getContext(), facts.getEffect(), facts.getFlops(), /*strided=*/false,
-        facts.getHeavy(), facts.getMask(), StringAttr()));
+    op.setFactsAttr(getPartFacts(op, rule, part, /*hasStats=*/false));
     op.setOpName(part.op);
     op.setKwargsAttr(kwargs.getDictionary(op.getContext()));
     if (part.stats.empty())
@@ -438,6 +431,16 @@ private:
     op.getInputsMutable().append(values.getWhole(value, op, op.getTagAttr()));
     kwargs.set("stats", ArgAttr::get(op.getContext(), count + 1));
     op.setKwargsAttr(kwargs.getDictionary(op.getContext()));
+    op.setFactsAttr(getPartFacts(op, rule, part, /*hasStats=*/true));
+  }
+
+  static FactsAttr getPartFacts(TorchOp op, const Rule &rule,
+                                const Rule::PartOp &part, bool hasStats) {
+    FactsAttr facts = op.getFacts();
+    return FactsAttr::get(
+        op.getContext(), facts.getEffect(), facts.getFlops(), /*strided=*/false,
+        facts.getHeavy(), facts.getMask(),
+        StringAttr::get(op.getContext(), getPartRule(rule, part, hasStats)));
   }
 
   /// An element for each part, in fp32 at least.

@@ -99,7 +99,8 @@ def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
     *Before*: a step of phase `captured`, every op tagged. *After*: the step is of
     phase `outlined`; each (chunk, pass) is a `piper.chunk` that launches one
     kernel; equal kernels are one. Where ranks exchange values within a chunk it is
-    cut: `layer.0$F`, `layer.0$F1` and so on, with the exchange between their runs. Views are rebuilt where they are used, so that
+    cut: `layer.0$F`, `layer.0$F1` and so on, with the exchange between their runs; and
+    ops of kernels keep their rules, which say what ranks hold of results. Views are rebuilt where they are used, so that
     a chunk passes on what owns memory. Ops of pass P become one chunk per
     connected piece. A backward chunk is `of` its forward chunk, and `dual` says what in
     the two belongs together, as `primals` and `cotangents` on the ops say; of chunks
@@ -195,7 +196,7 @@ def StreamPass : Piper_Pass<"piper-stream"> {
 //===----------------------------------------------------------------------===//
 
 def AssignKindsPass : Piper_Pass<"piper-assign-kinds"> {
-  let summary = "Say what ranks along manual axes hold of each value";
+  let summary = "Say what ranks along manual and auto axes hold of each value";
   let description = [{
     *Before*: types without layouts. *After*: inputs vary along the data axes,
     states are replicated, launches mix; losses and counts are relabelled partial. A
@@ -203,6 +204,21 @@ def AssignKindsPass : Piper_Pass<"piper-assign-kinds"> {
     are gradients of, and terms that it takes to varying. A value that is the gradient
     of values of different kinds is the `dual` of none, and a tangent of no varying
     value.
+
+    Along an *auto* axis nothing is relabelled. Inputs are replicated, states are what
+    directives say, and what kernels make of that follows from the rules of their ops:
+
+    | operands | results |
+    |---|---|
+    | replicated, all of them | replicated |
+    | shards of one factor, all that have it | a shard of it, or partial if they are sums over it |
+    | partial, all of them, of a linear op | partial |
+    | anything else | varying: nobody knows |
+
+    *Fails* if an exchange, a gradient or a report gets another kind than it needs, or a
+    value of which nobody knows what ranks hold leaves a chunk: the op that is behind it
+    is named. Along a manual axis whose ranks have parts of the sequence the same is
+    followed and checked, from parts of the inputs on; types say varying there.
   }];
 }
 
@@ -290,7 +306,11 @@ def LowerProgramsPass : Piper_Pass<"piper-lower-programs"> {
 def VerifyPass : Piper_Pass<"piper-verify"> {
   let summary = "Check what must hold in the phase that the module is in";
   let description = [{
-    Changes nothing. Each check is linear in the size of the module. Of clusters:
+    Changes nothing. Each check is linear in the size of the module. Of an outlined
+    step: along auto axes, and along manual ones that share out the sequence, exchanges,
+    gradients and reports get the kinds that they need, by the rules of the ops of
+    kernels (`piper-assign-kinds`). From then on, whatever the phase, of every chunk:
+    along auto axes types say what its kernels make. Of clusters:
 
     | from phase | holds |
     |---|---|

@@ -29,6 +29,22 @@ Type resize(Type type, size_t dim, int64_t size) {
                                tensor.getEncoding());
 }
 
+/// The dims of a value in a rule, one of them by another name.
+static std::string nameDims(Value value, std::optional<size_t> dim = {},
+                            StringRef name = "") {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  int64_t rank = cast<RankedTensorType>(value.getType()).getRank();
+  for (int64_t index = 0; index < rank; ++index) {
+    os << (index ? " " : "");
+    if (dim && int64_t(*dim) == index)
+      os << name;
+    else
+      os << 'd' << index;
+  }
+  return text;
+}
+
 /// The whole of a value, exchanged once per pass.
 Value SharedValues::getWhole(Value value, Operation *user, TagAttr tag) {
   if (isWhole(value))
@@ -101,17 +117,20 @@ Value SharedValues::cut(Value value, size_t dim, int64_t size, Operation *user,
   Attribute args[] = {
       ArgAttr::get(step.getContext(), 0), builder.getI64IntegerAttr(dim),
       builder.getI64IntegerAttr(0), builder.getI64IntegerAttr(size)};
+  std::string whole = nameDims(value), cut = nameDims(value, dim, "w");
   return call("aten.slice.Tensor", resize(value.getType(), dim, size), value,
-              args, builder.getDictionaryAttr({}), /*isView=*/true, user, tag)
+              args, builder.getDictionaryAttr({}), /*isView=*/true,
+              whole + " -> " + cut + "; linear", user, tag)
       .getResult(0);
 }
 
 TorchOp SharedValues::call(StringRef name, Type type, ValueRange inputs,
                            ArrayRef<Attribute> args, DictionaryAttr kwargs,
-                           bool isView, Operation *user, TagAttr tag) {
-  auto facts =
-      FactsAttr::get(step.getContext(), isView ? Effect::View : Effect::Pure, 0,
-                     /*strided=*/isView, false, std::nullopt, StringAttr());
+                           bool isView, const Twine &rule, Operation *user,
+                           TagAttr tag) {
+  auto facts = FactsAttr::get(
+      step.getContext(), isView ? Effect::View : Effect::Pure, 0,
+      /*strided=*/isView, false, std::nullopt, builder.getStringAttr(rule));
   return TorchOp::create(builder, user->getLoc(), TypeRange(type), inputs,
                          builder.getStringAttr(name),
                          builder.getArrayAttr(args), kwargs, facts, UnitAttr(),
@@ -129,11 +148,12 @@ Value SharedValues::getClean(Value value, Operation *user, TagAttr tag) {
   Attribute args[] = {ArgAttr::get(step.getContext(), 0),
                       builder.getI64IntegerAttr(form.dim)};
   auto kwargs = getPartArgs(/*index=*/1, form.size);
-  known =
-      call("piper.clear_padding.default", value.getType(),
-           ValueRange{value, readRankIndex(step, axis, symbols)}, args,
-           kwargs.getDictionary(step.getContext()), /*isView=*/false, user, tag)
-          .getResult(0);
+  std::string dims = nameDims(value, form.dim, "p");
+  known = call("piper.clear_padding.default", value.getType(),
+               ValueRange{value, readRankIndex(step, axis, symbols)}, args,
+               kwargs.getDictionary(step.getContext()), /*isView=*/false,
+               dims + ", 1 -> " + dims + "; p at 1", user, tag)
+              .getResult(0);
   form.isClean = true;
   held[known] = form;
   return known;
@@ -159,10 +179,13 @@ Value SharedValues::getPart(Value value, size_t dim, Operation *user,
                       ArgAttr::get(step.getContext(), 1),
                       builder.getI64IntegerAttr(dim),
                       builder.getI64IntegerAttr(axis.getSize())};
-  known = call("piper.part.default", type,
-               ValueRange{value, readRankIndex(step, axis, symbols)}, args,
-               builder.getDictionaryAttr({}), /*isView=*/false, user, tag)
-              .getResult(0);
+  known =
+      call("piper.part.default", type,
+           ValueRange{value, readRankIndex(step, axis, symbols)}, args,
+           builder.getDictionaryAttr({}), /*isView=*/false,
+           nameDims(value) + ", 1 -> " + nameDims(value, dim, "p") + "; p at 1",
+           user, tag)
+          .getResult(0);
   held[known] = {Held::Part, dim, size, /*isClean=*/true};
   return known;
 }
@@ -219,7 +242,7 @@ Value SharedValues::getAgain(Value value, Operation *user, TagAttr tag) {
 
 Value SharedValues::copy(Value value, Operation *user, TagAttr tag) {
   builder.setInsertionPoint(user);
-  Value made = copyValue(value, builder);
+  Value made = copyValue(value, builder, /*hasRule=*/true);
   made.getDefiningOp<TorchOp>().setTagAttr(tag);
   return made;
 }

@@ -85,8 +85,8 @@ private:
                   mlir::Operation *user, TagAttr tag);
   TorchOp call(llvm::StringRef name, mlir::Type type, mlir::ValueRange inputs,
                llvm::ArrayRef<mlir::Attribute> args,
-               mlir::DictionaryAttr kwargs, bool isView, mlir::Operation *user,
-               TagAttr tag);
+               mlir::DictionaryAttr kwargs, bool isView,
+               const llvm::Twine &rule, mlir::Operation *user, TagAttr tag);
   mlir::StringAttr getLabel(TagAttr tag, mlir::StringRef what);
   mlir::FlatSymbolRefAttr getStream();
 

@@ -13,6 +13,7 @@
 #include "passes/ChunkBuilder.h"
 #include "passes/Facts.h"
 #include "passes/KernelHalves.h"
+#include "passes/KernelKinds.h"
 #include "passes/Passes.h"
 
 #include "dialect/Cells.h"
@@ -50,9 +51,9 @@ public:
   /// `cotangents` are the operands of the chunk that are gradients.
   ChunkSplitter(ChunkOp whole, ArrayRef<int64_t> cotangents,
                 SymbolTable &symbols, KernelTable &kernels,
-                KernelSlices &slices)
+                KernelSlices &slices, KernelKinds &kinds)
       : whole(whole), block(whole.getBody().front()), symbols(symbols),
-        kernels(kernels), slices(slices), builder(whole) {
+        kernels(kernels), slices(slices), kinds(kinds), builder(whole) {
     for (int64_t index : cotangents)
       gradients.insert(block.getArgument(index));
   }
@@ -171,13 +172,12 @@ private:
       inputs.push_back(launch.getInputs()[argument]);
     llvm::append_range(inputs, given);
     KernelOp kernel = half.kernel;
-    SmallVector<Type> types;
-    LayoutAttr layout;
+    SmallVector<Type> types(
+        cast<FunctionType>(kernel.getFunctionType()).getResults());
     if (MeshOp mesh = findMesh(whole))
-      if (auto replicated = mesh.getRankLayout(Kind::Replicated))
-        layout = mixKinds(inputs, replicated);
-    for (Type type : cast<FunctionType>(kernel.getFunctionType()).getResults())
-      types.push_back(withKinds(type, layout));
+      for (auto [type, layout] :
+           llvm::zip(types, kinds.getLayouts(kernel, mesh, inputs)))
+        type = withKinds(type, layout);
     return LaunchOp::create(builder, launch.getLoc(), types,
                             FlatSymbolRefAttr::get(kernel.getSymNameAttr()),
                             inputs, launch.getLabelAttr(),
@@ -263,6 +263,7 @@ private:
   SymbolTable &symbols;
   KernelTable &kernels;
   KernelSlices &slices;
+  KernelKinds &kinds;
   OpBuilder builder;
   Operation *last = nullptr;                        // the chunk built last
   SmallVector<int64_t> inputResults, weightResults; // of the whole
@@ -318,11 +319,12 @@ class SplitBackwardPass
       return;
     KernelTable kernels(module);
     KernelSlices slices;
+    KernelKinds kinds;
     for (auto chunk : llvm::to_vector(module.getOps<ChunkOp>()))
       if (chunk.getPass() == piper::Pass::B &&
           stages.contains(chunk.getStage().value_or(0)) &&
           failed(ChunkSplitter(chunk, findCotangents(chunk, symbols), symbols,
-                               kernels, slices)
+                               kernels, slices, kinds)
                      .run()))
         return signalPassFailure();
     eraseUnusedKernels(module);

@@ -25,7 +25,8 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
     markAllAnalysesPreserved();
     SymbolTable symbols(getOperation());
     derived = findDerivedBuckets(getOperation());
-    if (failed(verifyClusters(symbols)) || failed(verifyPrograms(symbols)))
+    if (failed(verifyKernels(getOperation(), symbols)) ||
+        failed(verifyClusters(symbols)) || failed(verifyPrograms(symbols)))
       signalPassFailure();
   }
 

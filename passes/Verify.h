@@ -32,6 +32,11 @@ mlir::LogicalResult verifyGradients(ClusterOp cluster,
 mlir::LogicalResult verifyDataflow(ClusterOp cluster,
                                    mlir::SymbolTable &symbols);
 
+/// Along auto axes kernels make what types say, by the rules of their ops, and
+/// exchanges, gradients and reports get the kind that they need.
+mlir::LogicalResult verifyKernels(mlir::ModuleOp module,
+                                  mlir::SymbolTable &symbols);
+
 /// Counts and losses are sums over every microbatch, the norm is of every
 /// gradient; losses and norm are reported.
 mlir::LogicalResult verifyReports(ClusterOp cluster,

@@ -326,6 +326,26 @@ piper.kernel @add(%x: !x) -> (!x) {
 
 // -----
 
+// A rank's index is one of the operands.
+!x = tensor<4x2xf32>
+piper.kernel @part(%x: !x) -> (!x) {
+  // expected-error @+1 {{expected a rule that names each dim of operands and results, got "a b -> a b; b at 1"}}
+  %0 = torch "piper.part.default"(%x) facts <pure, rule = "a b -> a b; b at 1"> : (!x) -> !x
+  return %0 : !x
+}
+
+// -----
+
+// What is no sum is a result, by its number.
+!x = tensor<4x2xf32>
+piper.kernel @sum(%x: !x) -> (tensor<2xf32>) {
+  // expected-error @+1 {{expected a rule that names each dim of operands and results, got "a b -> b; sum a but one"}}
+  %0 = torch "aten.sum.dim_IntList"(%x, [0]) facts <pure, rule = "a b -> b; sum a but one"> : (!x) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
 // A size is an argument, or an element of one.
 !x = tensor<4x2xf32>
 piper.kernel @slice(%x: !x) -> (!x) {

@@ -102,6 +102,17 @@ def unlabelled(rows: int) -> Args:
     return values(), scores, labels, None, 2, -100, values()
 
 
+def unreduced(rows: int) -> Args:
+    """A gradient of the loss of each row."""
+    scores, labels = labelled(rows)
+    return values(rows), scores, labels, None, 0, -100, values()
+
+
+def unreduced_pixels(rows: int, columns: int) -> Args:
+    scores, labels = pixels(rows, columns)
+    return values(*labels.shape), scores, labels, None, 0, -100, values()
+
+
 def pixels(rows: int, columns: int) -> tuple[Tensor, Tensor]:
     labels = indices(rows, columns, 3)
     labels[0, 0] = -100
@@ -111,7 +122,7 @@ def pixels(rows: int, columns: int) -> tuple[Tensor, Tensor]:
 def weighed(rows: int, reduction: int) -> Args:
     """Each row by itself, or the sum, with a weight for each class."""
     scores, labels = labelled(rows)
-    return scores, labels, values(5) if reduction else None, reduction, -100
+    return scores, labels, values(5), reduction, -100
 
 
 def looked_up(rows: int, columns: int, width: int, scaled: bool = False) -> Args:
@@ -229,10 +240,14 @@ ROWS = [
     Row(aten.new_empty.default, lambda s: (values(s()), [s(), 0]), ""),
     Row(aten.nll_loss_forward.default, lambda s: (*labelled(s()), None, 2, -100), "a"),
     Row(aten.nll_loss_forward.default, lambda s: weighed(s(), 2), "a"),
-    Row(aten.nll_loss_forward.default, lambda s: weighed(s(), 0), "", tied="a"),
+    Row(aten.nll_loss_forward.default, lambda s: weighed(s(), 0), "a"),
+    Row(aten.nll_loss_forward.default, lambda s: (*labelled(s()), None, 0, -100), "a"),
     Row(aten.nll_loss_forward.default, lambda s: (values(5), indices(), None, 2, -100), ""),
     Row(aten.nll_loss_backward.default, lambda s: unlabelled(s()), "a"),
+    Row(aten.nll_loss_backward.default, lambda s: unreduced(s()), "a"),
     Row(aten.nll_loss2d_forward.default, lambda s: (*pixels(s(), s()), None, 2, -100), "a b e"),
+    Row(aten.nll_loss2d_forward.default, lambda s: (*pixels(s(), s()), None, 0, -100), "a b e"),
+    Row(aten.nll_loss2d_backward.default, lambda s: unreduced_pixels(s(), s()), "a b e"),
     Row(
         aten.nll_loss2d_backward.default,
         lambda s: (values(), *pixels(s(), s()), None, 2, -100, values()),

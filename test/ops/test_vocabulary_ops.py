@@ -46,6 +46,12 @@ CALLS: list[tuple[Any, Callable[[], tuple[Any, ...]], bool]] = [
     (own.softmax_backward_part, gradients, True),
     (own.log_softmax_backward_part, gradients, True),
     (own.nll_loss_part, lambda: (values(2, 3), LABELS, None, 2, -100), False),
+    (own.nll_loss_part, lambda: (values(2, 3), LABELS, None, 0, -100), False),
+    (
+        own.nll_loss_backward_part,
+        lambda: (values(2), values(2, 3), LABELS, None, 0, -100, values()),
+        False,
+    ),
     (
         own.nll_loss_backward_part,
         lambda: (values(), values(2, 3), LABELS, None, 2, -100, values()),
@@ -103,5 +109,6 @@ def test_numbers_of_nothing_are_refused(wrong: int) -> None:
     """Also where the part has a row of padding."""
     with pytest.raises(IndexError, match="out of range"):
         embedding_part(values(3, 2), torch.tensor([wrong]), **PART)
-    with pytest.raises(RuntimeError, match="out of bounds"):
-        own.nll_loss_part(values(1, 3), torch.tensor([wrong]), None, 2, -100, **PART)
+    for reduction in (0, 2):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            own.nll_loss_part(values(1, 3), torch.tensor([wrong]), None, reduction, -100, **PART)

@@ -176,12 +176,18 @@ class Tensors(Sharded):
                 yield piper.shard(name, axis="tp", dim=("vocabulary", "width").index(by))
 
     def plan(
-        self, factory: OptimizerFactory = sgd, *, tags: Mapping[str, str] = TAGS
+        self,
+        factory: OptimizerFactory = sgd,
+        *,
+        tags: Mapping[str, str] = TAGS,
+        reduce_dtype: torch.dtype | None = None,
     ) -> piper.Strategy:
         """The whole strategy."""
         more: list[Directive] = [*self.shards(), *([self.remat] if self.remat else [])]
         more += [piper.sequence("tp", {"ids": 1, "labels": 1})] if self.sequence else []
-        return self.strategy(tags, factory, clip=CLIP, stages=self.stages, more=more)
+        return self.strategy(
+            tags, factory, clip=CLIP, stages=self.stages, reduce_dtype=reduce_dtype, more=more
+        )
 
 
 def batches(case: Tensors, *, steps: int = 3, config: Config = PLAIN) -> list[Batch]:

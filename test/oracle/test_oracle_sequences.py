@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +40,6 @@ PLAIN = Config()
 MATRIX = [
     Sequences(name, 2, 2, 4, zero=zero, cp=2) for name, zero in itertools.product(NAMES, range(4))
 ]
-BF16_BOUND = 2.0**-5  # four times the distance from 1 to the next number
 QUICK = {MATRIX[0], MATRIX[7], MATRIX[10]}
 PARALLEL = [
     Sequences(name, 2, 2, 4, zero=zero, tp=2) for name, zero in itertools.product(NAMES, range(4))
@@ -95,28 +93,6 @@ def test_ranks_heads_and_kinds_of_attention(case: Sequences, config: Config) -> 
     parallelism, and parts of parts, of products other than attention's.
     """
     check(case, config)
-
-
-@pytest.mark.parametrize("case", [MATRIX[1], Sequences("1F1B", 0, 0, 1, cp=4)], ids=str)
-def test_bf16_is_as_near_as_plain_bf16(case: Sequences) -> None:
-    """Three steps in bf16 differ from fp64 by less than a bound that plain PyTorch meets, too."""
-    given, narrow = batches(case), captures(Config(rms=False), dtype=torch.bfloat16)
-    program = narrow.compile(case.plan(), given[0])
-    exact = copy.deepcopy(narrow.model).double()
-    expected = plain_steps(exact, token_loss, given, sgd, clip=CLIP)
-    plain = plain_steps(narrow.model, token_loss, given, sgd, clip=CLIP)
-    check_steps(plain, expected, bound=BF16_BOUND)
-    check_steps(piper_steps(program, narrow.model, given), expected, bound=BF16_BOUND)
-
-
-def test_gradients_rounded_behind_their_sum_are_refused() -> None:
-    """RMSNorm of torch in 16 bits sums that of its weight in fp32 and rounds it."""
-    case = Sequences("1F1B", 0, 0, 1, cp=2)
-    (batch,) = batches(case, steps=1)
-    with pytest.raises(
-        piper.CompileError, match=r"norm2\): aten._to_copy.default goes on with a sum"
-    ):
-        captures(PLAIN, dtype=torch.bfloat16).compile(case.plan(), batch)
 
 
 def test_padding_with_ignored_labels_changes_nothing() -> None:

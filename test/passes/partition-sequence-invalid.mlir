@@ -97,6 +97,57 @@ piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
 
 // -----
 
+// A term cut off to an integer is no term of the sum, cut off.
+!x = tensor<3x4xf32>
+!y = tensor<3xf32>
+piper.mesh @mesh [cp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-note @+1 {{ranks share out the sequence here}}
+  piper.do.sequence axis = "cp" dims = {x = 1}
+}
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %0 = torch "aten.sum.dim_IntList"(%x, [1]) facts <pure, rule = "a b -> a; linear, sum b"> tag <"a.0" F> : (!x) -> !y
+  // expected-error @+1 {{aten._to_copy.default goes on with a sum over the part of the sequence that a rank has}}
+  %1 = torch "aten._to_copy.default"(%0, dtype = i64) facts <pure, rule = "a -> a"> tag <"a.0" F> : (!y) -> tensor<3xi64>
+  output "y" %1 : tensor<3xi64>
+}
+
+// -----
+
+// Nor does it tell whether the sum is 0 that one of its terms is not.
+!x = tensor<3x4xf32>
+!y = tensor<3xf32>
+piper.mesh @mesh [cp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-note @+1 {{ranks share out the sequence here}}
+  piper.do.sequence axis = "cp" dims = {x = 1}
+}
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %0 = torch "aten.sum.dim_IntList"(%x, [1]) facts <pure, rule = "a b -> a; linear, sum b"> tag <"a.0" F> : (!x) -> !y
+  // expected-error @+1 {{aten._to_copy.default goes on with a sum over the part of the sequence that a rank has}}
+  %1 = torch "aten._to_copy.default"(%0, dtype = i1) facts <pure, rule = "a -> a"> tag <"a.0" F> : (!y) -> tensor<3xi1>
+  output "y" %1 : tensor<3xi1>
+}
+
+// -----
+
+// Integers are not rounded: in fewer bits they are others.
+!x = tensor<3x4xi64>
+!y = tensor<3xi64>
+piper.mesh @mesh [cp = 2 manual]
+piper.strategy @strategy mesh = @mesh {
+  // expected-note @+1 {{ranks share out the sequence here}}
+  piper.do.sequence axis = "cp" dims = {x = 1}
+}
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %0 = torch "aten.sum.dim_IntList"(%x, [1]) facts <pure, rule = "a b -> a; linear, sum b"> tag <"a.0" F> : (!x) -> !y
+  // expected-error @+1 {{aten._to_copy.default goes on with a sum over the part of the sequence that a rank has}}
+  %1 = torch "aten._to_copy.default"(%0, dtype = i32) facts <pure, rule = "a -> a"> tag <"a.0" F> : (!y) -> tensor<3xi32>
+  output "y" %1 : tensor<3xi32>
+}
+
+// -----
+
 // Positions have to come with the batch.
 !x = tensor<3x4xf32>
 !p = tensor<4xi64>

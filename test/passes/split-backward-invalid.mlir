@@ -10,7 +10,7 @@ piper.stream @compute
 piper.state @w parameter : !x
 piper.bucket @w$b [@w] value : !P grad : !P
 piper.kernel @norm(%d: !x) -> (!x, !x) {
-  // expected-error @+1 {{computes gradients of inputs and of states in one call of 'my.norm_backward.default': expected a `mask` among its facts, by which it can be split}}
+  // expected-error @+1 {{computes gradients of inputs and of states in one call of 'my.norm_backward.default', which has no rule by which the backward pass can be cut into I and W: expected an order that does not cut it, such as 1F1B or Interleaved1F1B, or an op whose backward takes a mask of results (`mask` among its facts)}}
   %0, %1 = torch "my.norm_backward.default"(%d) facts <pure> : (!x) -> (!x, !x)
   return %0, %1 : !x, !x
 }

@@ -6,7 +6,9 @@ it is called.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 
 from mutations import Value, body_of
@@ -198,6 +200,18 @@ def _exchanged(op: ir.Operation, index: int, like: ir.Operation, at: int) -> Cha
     return change
 
 
+def other_bound(op: ir.Operation) -> Iterator[Change]:
+    """Have room for one row less, and for twice as many, than the type says."""
+    for result in op.results:
+        text = str(result.type)
+        if (found := re.search(r"\bbound = (\d+)", text)) is None:
+            continue
+        bound = int(found[1])
+        for other in (bound - 1, 2 * bound):
+            type_ = ir.Type.parse(text.replace(found[0], f"bound = {other}"))
+            yield partial(result.set_type, type_)
+
+
 EXCHANGES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
 USERS = (*EXCHANGES, "host_wait", "run", "sum", "accumulate", "output")
 EXCHANGE_SLIPS: dict[str, tuple[tuple[str, ...], Slip]] = {
@@ -210,5 +224,6 @@ EXCHANGE_SLIPS: dict[str, tuple[tuple[str, ...], Slip]] = {
     "other label": (EXCHANGES, other_label),
     "other coordinate": ((*EXCHANGES, "host_wait", "run"), other_coordinate),
     "exchanged once more": (USERS, exchange_once_more),
+    "other bound": (("all_to_all", "run"), other_bound),
 }
 """As `slips.SLIPS`, and those that are about exchanges alone."""

@@ -26,7 +26,7 @@ from small_tensors import HEADS, WIDTH, Config, Tensors
 from strategies import Captures
 from torch import Tensor, nn
 
-__all__ = ["EXCHANGES", "FAMILIES"]
+__all__ = ["EXCHANGES", "FAMILIES", "SHARED_LAYERS"]
 
 LENGTH = 8
 
@@ -35,7 +35,20 @@ def _family(case: Sharded, *, reduce_dtype: torch.dtype | None = None) -> Strate
     return Strategy(case, case.stages, layers=3, steps=2, reduce_dtype=reduce_dtype)
 
 
-FAMILIES = {
+@dataclass(frozen=True)
+class _Experts:
+    """Experts that ranks share out."""
+
+    case: Experted
+    layers: int = 2
+
+    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
+        """See `Strategy`."""
+        shared, made = small_moe.captures(layers=self.layers), small_moe.batches(self.case, steps=2)
+        return shared.compile(self.case.plan(), made[0]), shared.model, made
+
+
+FAMILIES: dict[str, Source] = {
     "ZeRO-0, each": _family(Sharded("1F1B", 2, 2, 3, zero=0, reduce="each")),
     "ZeRO-1, last": _family(Sharded("1F1B", 2, 2, 3, zero=1, reduce="last")),
     "ZeRO-1, each": _family(Sharded("1F1B", 2, 2, 3, zero=1, reduce="each")),
@@ -48,19 +61,10 @@ FAMILIES = {
     "ZeRO-3, gathered per step": _family(Sharded("1F1B", 2, 2, 3, zero=3, gather="step")),
     "HSDP 2 x 2, stage 2": _family(Sharded("1F1B", 2, 2, 2, zero=2, rep=2)),
     "DualPipe, ZeRO-3": _family(Sharded("DualPipe", 2, 2, 4, zero=3)),
+    "experts, HSDP 2 x 2 x 2, ZeRO-2": _Experts(
+        Experted("1F1B", 2, 2, 2, ep=2, zero=2, rep=2), layers=3
+    ),
 }
-
-
-@dataclass(frozen=True)
-class _Experts:
-    """Experts that ranks share out."""
-
-    case: Experted
-
-    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
-        """See `Strategy`."""
-        shared, made = small_moe.captures(), small_moe.batches(self.case, steps=2)
-        return shared.compile(self.case.plan(), made[0]), shared.model, made
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class _Layers:
         yield piper.update(sgd, clip=small_tensors.CLIP)
         if self.weights:
             yield from case.shards()
+            if case.dp:
+                yield case.replicate(None)
             if self.sequence:
                 yield piper.sequence("tp", {"ids": 1})
         else:
@@ -133,8 +139,22 @@ def _tokens(rows: int, *, seed: int) -> dict[str, Tensor]:
 EXCHANGES: dict[str, Source] = {
     "experts, ZeRO-1": _Experts(Experted("1F1B", 2, 2, 2, ep=2, zero=1)),
     "experts, DualPipeV, ZeRO-2": _Experts(Experted("DualPipeV", 2, 0, 4, ep=2, zero=2)),
+    "experts, HSDP 2 x 2 x 2, ZeRO-2": _Experts(Experted("1F1B", 2, 2, 2, ep=2, zero=2, rep=2)),
+    "experts, capacity 1.5, ZeRO-1": _Experts(
+        Experted("1F1B", 2, 2, 2, ep=2, zero=1, capacity=1.5)
+    ),
     "tensors": _Layers(Tensors("1F1B", 3, 0, 2)),
     "tensors and sequence": _Layers(Tensors("1F1B", 2, 0, 2), sequence=True),
     "context, ZeRO-1": _Layers(Tensors("1F1B", 2, 0, 2, zero=1), weights=False, sequence=True),
 }
 """What ranks exchange within a microbatch, by what they share out."""
+
+SHARED_LAYERS: dict[str, Source] = {
+    "tensors": EXCHANGES["tensors"],
+    "vocabulary, ZeRO-1": _Layers(
+        Tensors("1F1B", 2, 2, 2, zero=1, embed="vocabulary", head="vocabulary")
+    ),
+    "tensors and sequence": EXCHANGES["tensors and sequence"],
+    "context, ZeRO-1": EXCHANGES["context, ZeRO-1"],
+}
+"""Those without experts, and parts of a vocabulary beside data ranks."""

@@ -341,7 +341,7 @@ def indexed(op: Op, given: Sequence[Layout], numbered: Sequence[bool] = ()) -> F
             return Found([fresh], PICKS)
         if index is not None and index[1] and not exact:
             return Found([fresh], NUMBERS)
-    dims: list[Dim] = [() for _ in range(max(len(index) for numbers, _ in picked))]
+    dims: list[Dim] = [() for _ in range(max(len(numbers) for numbers, _ in picked))]
     for numbers, _ in picked:
         for place, dim in enumerate(numbers, len(dims) - len(numbers)):
             found = combine(dims[place], dim)

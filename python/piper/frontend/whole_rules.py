@@ -5,6 +5,7 @@ topk(a, 2, 1)               "a b -> a c, a d"
 gather(a, 1, index)         "a b, a c -> a d"
 embedding(table, index)     "v w, a b -> a b w; v by piper.embedding_part"
 nll_loss(logp, labels)      "a c, a -> , ; sum a, c by piper.nll_loss_part same 1"     summed
+nll_loss(logp, labels)      "a c, a -> a, ; c by piper.nll_loss_part same 1"           not reduced
 
 Names of ops are followed by ".default".
 """
@@ -34,7 +35,8 @@ __all__ = ["WHOLE_RULES"]
 
 aten = torch.ops.aten
 
-_SUM: Final = 2  # `reduction` of a loss
+_NONE: Final = 0  # `reduction` of a loss
+_SUM: Final = 2
 # By the op: that of parts, and the one that makes an element of each before.
 _OF_PARTS: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
     {
@@ -129,7 +131,7 @@ def _label_loss(node: fx.Node) -> str:
     logits = [*rows[:1], "c", *rows[1:]]
     losses = [] if reduction else rows
     labelled = [logits, rows, *([["k"]] if weighted else [])]
-    splits = bool(rows) and not weighted and reduction == _SUM
+    splits = bool(rows) and not weighted and reduction in (_NONE, _SUM)
     if node.target in _LOSS_GRADIENTS:
         parts = by_part(node, "cd", "nll_loss_backward_part") if splits else []
         return rule_text([losses, *labelled, []], [[*rows[:1], "d", *rows[1:]]], parts)

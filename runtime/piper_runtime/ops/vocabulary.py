@@ -27,7 +27,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-_SUM = 2  # `reduction` of a loss
+_NONE, _SUM = 0, 2  # `reduction` of a loss: a loss of each label, and their sum
 
 
 def _places(numbers: Tensor, index: Tensor, rows: int, size: int) -> tuple[Tensor, Tensor]:
@@ -106,8 +106,10 @@ def _own_labels(
     return (own & (target != ignore_index)).unsqueeze(1), places.unsqueeze(1)
 
 
-def _fake_loss(x: Tensor, *others: object, **part: object) -> tuple[Tensor, Tensor]:
-    return x.new_empty(()), x.new_empty(())
+def _fake_loss(
+    x: Tensor, target: Tensor, weight: object, reduction: int, *others: object, **part: object
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(() if reduction else target.shape), x.new_empty(())
 
 
 @op(fake=_fake_loss)
@@ -124,13 +126,16 @@ def nll_loss_part(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses of labels that are in the part, and how many labels count.
 
-    Classes are dim 1 of ``x``. There is no weight, and the reduction is a sum.
+    Without a reduction: the losses, 0 for other labels, and 0, as torch does. Classes are dim 1 of
+    ``x``. There is no weight.
     """
     assert weight is None
-    assert reduction == _SUM
+    assert reduction in (_NONE, _SUM)
     own, places = _own_labels(x, target, ignore_index, index, size)
-    picked = x.gather(1, places).masked_fill(~own, 0)
-    return -picked.sum(), (target != ignore_index).sum().to(x.dtype)
+    losses = -x.gather(1, places).masked_fill(~own, 0)
+    if not reduction:
+        return losses.squeeze(1), x.new_zeros(())
+    return losses.sum(), (target != ignore_index).sum().to(x.dtype)
 
 
 def _fake_loss_backward(grad_output: Tensor, x: Tensor, *others: object, **part: object) -> Tensor:
@@ -153,7 +158,8 @@ def nll_loss_backward_part(
 ) -> Tensor:
     """Return the part of the gradient: of one class for each label that is in it."""
     assert weight is None
-    assert reduction == _SUM
+    assert reduction in (_NONE, _SUM)
     own, places = _own_labels(x, target, ignore_index, index, size)
     grad = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    return grad.scatter_(1, places, torch.where(own, -grad_output, 0).to(x.dtype))
+    of_label = grad_output if reduction else grad_output.unsqueeze(1)
+    return grad.scatter_(1, places, torch.where(own, -of_label, 0).to(x.dtype))

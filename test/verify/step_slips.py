@@ -1,0 +1,182 @@
+"""What may go wrong with an exchange of a step, before kinds are assigned.
+
+As in `slips`, each function takes an exchange and yields changes, none of which is made before it
+is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mutations import Value, body_of
+from piper.frontend.torch_op import torch_op
+from piper.mlir import ir
+from slips import Change, Slip
+
+__all__ = ["STEP_SLIPS", "drop_first", "exchanges_of"]
+
+SHARED = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def exchanges_of(module: ir.Module) -> list[ir.Operation]:
+    """What the training step exchanges."""
+    every = [view.operation for view in module.body.operations]
+    [step] = [op for op in every if _name(op) == "step" and _symbol(op) == "train"]
+    return [op for op in body_of(step) if _name(op) in SHARED]
+
+
+def _name(op: ir.Operation) -> str:
+    return op.name.removeprefix("piper.")
+
+
+def _symbol(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["sym_name"]).value
+
+
+def _users(value: Value) -> list[ir.Operation]:
+    return [use.owner.operation for use in value.uses]
+
+
+def drop_first(module: ir.Module) -> None:
+    """A pass of a strategy, which drops the first exchange."""
+    [change] = drop(exchanges_of(module)[0])
+    change()
+
+
+def drop(op: ir.Operation) -> Iterator[Change]:
+    """Use what would be exchanged."""
+
+    def change() -> None:
+        op.results[0].replace_all_uses_with(op.operands[0])
+        op.erase()
+
+    yield change
+
+
+def repeat(op: ir.Operation) -> Iterator[Change]:
+    """Exchange what was exchanged."""
+
+    def change() -> None:
+        again = op.clone(ip=ir.InsertionPoint(op)).operation
+        again.move_after(op)
+        op.results[0].replace_all_uses_with(again.results[0])
+        again.operands[0] = op.results[0]
+
+    yield change
+
+
+def instead(op: ir.Operation) -> Iterator[Change]:
+    """Be another exchange, or one along another dim."""
+    rank = ir.RankedTensorType(op.operands[0].type).rank
+    for name in SHARED:
+        for dim in range(rank if name != "all_reduce" else 1):
+            same = dim == _dim(op) or name == "all_reduce"
+            if name != _name(op) or not same:
+                yield _replace(op, name, dim)
+
+
+def _dim(op: ir.Operation) -> int | None:
+    return ir.IntegerAttr(op.attributes["dim"]).value if "dim" in op.attributes else None
+
+
+def _replace(op: ir.Operation, name: str, dim: int) -> Change:
+    def change() -> None:
+        kept = {name: op.attributes[name] for name in op.attributes}
+        kept.pop("dim", None)
+        if name != "all_reduce":
+            kept["dim"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)
+        types = [result.type for result in op.results]
+        made = ir.Operation.create(
+            f"piper.{name}",
+            results=types,
+            operands=list(op.operands),
+            attributes=kept,
+            loc=op.location,
+            ip=ir.InsertionPoint(op),
+        )
+        op.results[0].replace_all_uses_with(made.results[0])
+        op.erase()
+
+    return change
+
+
+def axis(op: ir.Operation) -> Iterator[Change]:
+    """Exchange along another axis."""
+    for name in ("tp", "dp", "cp", "pp"):
+        over = ir.ArrayAttr.get([ir.StringAttr.get(name)])
+        if over != op.attributes["over"]:
+            yield _over(op, over)
+    yield _over(op, ir.ArrayAttr.get([]))
+
+
+def _over(op: ir.Operation, over: ir.Attribute) -> Change:
+    def change() -> None:
+        op.attributes["over"] = over
+
+    return change
+
+
+def late(op: ir.Operation) -> Iterator[Change]:
+    """Exchange what one of its users makes of it, in place of its operand."""
+    if op.operands[0].type != op.results[0].type:
+        return
+    for number, user in enumerate(_users(op.results[0])):
+        floats = ir.RankedTensorType(op.operands[0].type).element_type
+        for index, result in enumerate(user.results):
+            if (
+                isinstance(result.type, ir.RankedTensorType)
+                and ir.RankedTensorType(result.type).element_type == floats
+            ):
+                yield _behind(op, number, index)
+
+
+def _behind(op: ir.Operation, number: int, index: int) -> Change:
+    def change() -> None:
+        user = _users(op.results[0])[number]
+        user.replace_uses_of_with(op.results[0], op.operands[0])
+        moved = op.clone(ip=ir.InsertionPoint(user)).operation
+        moved.move_after(user)
+        moved.results[0].set_type(user.results[index].type)
+        user.results[index].replace_all_uses_with(moved.results[0])
+        moved.operands[0] = user.results[index]
+
+    return change
+
+
+def local(op: ir.Operation) -> Iterator[Change]:
+    """Make what has its shape of a rank's own value: copies of a part, or a part of terms.
+
+    Only in a captured step, where ops of torch stand beside exchanges.
+    """
+    if "tag" not in op.attributes or _name(op) == "all_reduce":
+        return
+
+    def change() -> None:
+        dim = _dim(op)
+        assert dim is not None
+        before, after = (
+            ir.RankedTensorType(value.type).shape[dim] for value in (op.operands[0], op.results[0])
+        )
+        with ir.InsertionPoint(op), op.location:
+            tag = op.attributes["tag"]
+            if after > before:
+                copies = [op.operands[0]] * (after // before)
+                [made] = torch_op("aten.cat.default", copies, dim, tag=tag)
+            else:
+                [made] = torch_op("aten.slice.Tensor", op.operands[0], dim, 0, after, tag=tag)
+                [made] = torch_op("aten.clone.default", made, tag=tag)
+        op.results[0].replace_all_uses_with(made)
+        op.erase()
+
+    yield change
+
+
+STEP_SLIPS: dict[str, Slip] = {
+    "drop": drop,
+    "repeat": repeat,
+    "instead": instead,
+    "other axis": axis,
+    "late": late,
+    "local": local,
+}
+"""By kind of slip, the changes."""
