@@ -22,8 +22,8 @@ from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
 from piper.frontend.bias import separate_biases
 from piper.frontend.importer import import_step
-from piper.frontend.lengths import refuse_lengths
-from piper.frontend.sequence_part import part_of_batch
+from piper.frontend.sequences.lengths import refuse_lengths
+from piper.frontend.sequences.part import part_of_batch
 from piper.frontend.simplify import simplify
 from piper.limits import Limits
 from piper.mlir import ir

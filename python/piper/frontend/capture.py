@@ -12,17 +12,17 @@ from piper.frontend.annotations import match_modules
 from piper.frontend.checkpoints import find_recomputed
 from piper.frontend.copies import fold_copies
 from piper.frontend.cotangents import find_cotangents
-from piper.frontend.coupling import refuse_coupling
+from piper.frontend.coupling.check import refuse_coupling
+from piper.frontend.coupling.functions import of_functions, refuse_functions
+from piper.frontend.coupling.twins import forward_text
 from piper.frontend.data import Capture, CaptureError, Contribution, InputSpec, LossSpec
 from piper.frontend.example import Example, slice_example
-from piper.frontend.functions import of_functions, refuse_functions
 from piper.frontend.gradients import split_contributions, unused_states
 from piper.frontend.joint import CleanGraph, clean_graph, sweep
 from piper.frontend.losses import make_losses
 from piper.frontend.refuse import refuse_hooks, refuse_ops
 from piper.frontend.tags import find_sites, tag_ops
 from piper.frontend.trace import trace_joint
-from piper.frontend.twins import forward_text
 
 __all__ = ["capture", "capture_eval"]
 

@@ -19,15 +19,15 @@ from typing import Final
 
 from torch import fx
 
+from piper.frontend.coupling.follow import follow
+from piper.frontend.coupling.found import UNKNOWN, Found, Op
+from piper.frontend.coupling.layout import num_examples, of_sizes
+from piper.frontend.coupling.twins import origin, pair_ops
 from piper.frontend.data import CaptureError, LossSpec
-from piper.frontend.follow import follow
-from piper.frontend.found import UNKNOWN, Found, Op
-from piper.frontend.layout import num_examples, of_sizes
 from piper.frontend.loss import find_reduction
 from piper.frontend.rule_text import Rule, operands
 from piper.frontend.rules import rule_of
 from piper.frontend.sites import node_site
-from piper.frontend.twins import origin, pair_ops
 
 __all__ = ["refusal", "refuse_coupling"]
 

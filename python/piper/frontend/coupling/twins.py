@@ -18,9 +18,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from piper.frontend.coupling.follow import SIZES
+from piper.frontend.coupling.found import Op
 from piper.frontend.data import CaptureError, role
-from piper.frontend.follow import SIZES
-from piper.frontend.found import Op
 from piper.frontend.joint import needed_by
 from piper.frontend.sites import node_site
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from piper.frontend.coupling import refusal
-from piper.frontend.follow import follow
-from piper.frontend.found import Found, Op
-from piper.frontend.layout import of_sizes
+from piper.frontend.coupling.check import refusal
+from piper.frontend.coupling.follow import follow
+from piper.frontend.coupling.found import Found, Op
+from piper.frontend.coupling.layout import of_sizes
+from piper.frontend.coupling.twins import check_call, differs
 from piper.frontend.rule_text import Rule, operands, results
 from piper.frontend.rules import rule_of
 from piper.frontend.trace import OF_FUNCTION
-from piper.frontend.twins import check_call, differs
 
 __all__ = ["of_functions", "refuse_functions"]
 

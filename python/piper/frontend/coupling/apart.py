@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from piper.frontend.found import MIXES, NUMBERS, PICKS, SUMS, UNKNOWN, Found, Op, by_rule
-from piper.frontend.layout import (
+from piper.frontend.coupling.found import MIXES, NUMBERS, PICKS, SUMS, UNKNOWN, Found, Op, by_rule
+from piper.frontend.coupling.layout import (
     Dim,
     Layout,
     combine,

@@ -29,8 +29,8 @@ from torch.utils import _pytree as pytree
 from piper.frontend.causal import Mask, read_mask
 from piper.frontend.data import Capture, CaptureError, Role, role, site_of
 from piper.frontend.op_facts import arguments
-from piper.frontend.positions import Dims, Given, Left, follow_positions, longer
 from piper.frontend.rule_text import operands, results
+from piper.frontend.sequences.positions import Dims, Given, Left, follow_positions, longer
 
 __all__ = ["refuse_lengths"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from piper.frontend.layout import Dim, Layout, combine, holds_examples, of_sizes
+from piper.frontend.coupling.layout import Dim, Layout, combine, holds_examples, of_sizes
 from piper.frontend.rule_text import Rule, argument, results
 
 __all__ = ["MIXES", "NUMBERS", "PAIRS", "PICKS", "SUMS", "UNKNOWN", "Found", "Op", "by_rule"]

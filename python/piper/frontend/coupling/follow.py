@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from piper.frontend.apart import HANDLERS, indexed
-from piper.frontend.found import NUMBERS, PAIRS, PICKS, UNKNOWN, Found, Op, by_rule
-from piper.frontend.layout import Layout, holds_examples, num_examples, sizes
+from piper.frontend.coupling.apart import HANDLERS, indexed
+from piper.frontend.coupling.found import NUMBERS, PAIRS, PICKS, UNKNOWN, Found, Op, by_rule
+from piper.frontend.coupling.layout import Layout, holds_examples, num_examples, sizes
 from piper.frontend.rule_text import Rule, argument
 from piper.frontend.rules import rule_of
 

@@ -1,0 +1,1 @@
+"""Sequences that ranks share out: the part that is captured, and what depends on its length."""
