@@ -34,7 +34,7 @@ public:
     findInputs();
     for (auto [index, op] : llvm::enumerate(order.sequence)) {
       if (index + OpGraph::ahead < order.sequence.size())
-        prefetch(order.sequence[index + OpGraph::ahead]);
+        prefetch(order.sequence[index + OpGraph::ahead], made);
       if (order.contributes[op])
         continue;
       for (unsigned maker : graph.makers(op))
@@ -58,19 +58,19 @@ public:
   }
 
 private:
-  /// Fetches what the copy of an op is made of and is linked to.
-  void prefetch(unsigned op) {
+  /// Fetches an op, and what its copy is linked to or it is unlinked from.
+  void prefetch(unsigned op, ArrayRef<Operation *> makers) {
     graph.prefetch(op);
     for (unsigned maker : graph.makers(op))
-      if (made[maker])
-        OpGraph::prefetchResults(made[maker]);
+      if (makers[maker])
+        OpGraph::prefetchResults(makers[maker]);
   }
 
   /// Users before makers, so that nothing has uses when it goes.
   void eraseOps() {
     for (size_t number = graph.size(); number-- > 0;) {
       if (number >= OpGraph::ahead)
-        graph.prefetch(number - OpGraph::ahead);
+        prefetch(number - OpGraph::ahead, graph.ops);
       graph.ops[number]->erase();
     }
   }
