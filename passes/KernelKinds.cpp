@@ -127,11 +127,8 @@ static uint64_t getSameDims(TorchOp op, ArrayRef<AxisKind> operands) {
   return same;
 }
 
-/// Where the positions of a part are behind an op that groups elements
-/// differently: it may join positions with the dims before them, and split them
-/// off again.
-static std::optional<AxisKind> followView(TorchOp op, const Rule &rule,
-                                          AxisKind held) {
+std::optional<AxisKind> followView(TorchOp op, const Rule &rule,
+                                   AxisKind held) {
   const Rule::Dims &before = rule.operands.front();
   const Rule::Dims &after = rule.results.front();
   Value from = op.getInputs()[0], to = op.getResult(0);

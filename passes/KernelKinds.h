@@ -74,6 +74,11 @@ bool onlyRounds(TorchOp op);
 /// Whether an op only groups elements differently.
 bool isReshape(TorchOp op);
 
+/// Where the positions of a part are behind an op that groups elements
+/// differently: it may join positions with the dims before them, and split them
+/// off again. None if it cuts them apart.
+std::optional<AxisKind> followView(TorchOp op, const Rule &rule, AxisKind held);
+
 /// Follows kinds through kernels, by the rules of their ops: each kernel once
 /// for the kinds of its operands, whatever the axis.
 class KernelKinds {

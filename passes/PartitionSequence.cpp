@@ -222,49 +222,19 @@ private:
     return success();
   }
 
-  /// A view may join positions with the dims before them, and split them off
-  /// again.
   LogicalResult markView(TorchOp op, const Rule &rule, const Names &names) {
-    const Rule::Dims &before = rule.operands.front();
-    const Rule::Dims &after = rule.results.front();
     Value from = op.getInputs()[0], to = op.getResult(0);
-    for (auto [dim, name] : llvm::enumerate(before)) {
+    for (auto [dim, name] : llvm::enumerate(rule.operands.front())) {
       auto found = names.find(name);
       if (found == names.end())
         continue;
-      size_t head = dim;
-      while (head > 0 && !llvm::is_contained(after, before[head]))
-        --head;
-      size_t there = llvm::find(after, before[head]) - after.begin();
-      bool isLast = dim + 1 == before.size() ||
-                    llvm::is_contained(after, before[dim + 1]) ||
-                    getSize(from, dim + 1) == 1;
-      if (there == after.size() || !isLast)
+      AxisKind held = {Kind::Shard, int64_t(dim), nullptr, found->second};
+      std::optional<AxisKind> made = followView(op, rule, held);
+      bool isExact = made && !held.joined && !made->joined;
+      if (!made || (isExact && getSize(from, dim) != getSize(to, made->dim)))
         return fail(op) << "cuts the sequence apart";
-      if (head != dim) // joined with what is before
-        positions[{to, there}] =
-            found->second ? found->second : getSize(from, dim);
-      else if (getSize(from, dim) == getSize(to, there))
-        positions[{to, there}] = found->second;
-      else if (failed(split(op, after, before, there, found->second)))
-        return failure();
+      positions[{to, size_t(made->dim)}] = made->joined;
     }
-    return success();
-  }
-
-  /// Finds the positions among the dims that a joined dim is split into.
-  LogicalResult split(TorchOp op, const Rule::Dims &after,
-                      const Rule::Dims &before, size_t head, Joined length) {
-    Value to = op.getResult(0);
-    size_t last = head;
-    while (last + 1 < after.size() &&
-           !llvm::is_contained(before, after[last + 1]))
-      ++last;
-    while (last > head && getSize(to, last) == 1)
-      --last;
-    if (getSize(to, last) != length)
-      return fail(op) << "cuts the sequence apart";
-    positions[{to, last}] = Exact;
     return success();
   }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hand_written import Product
 from piper.frontend import CaptureError, capture, capture_eval
 from torch import Tensor, nn
 from torch.nn import functional
@@ -333,20 +334,6 @@ class ByNumber(Scaled):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad / len(grad)
-
-
-class Product(torch.autograd.Function):
-    """Sums over examples for the gradient of a parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        return grad @ weight.t(), x.t() @ grad
 
 
 def test_functions_of_the_user_are_looked_at() -> None:

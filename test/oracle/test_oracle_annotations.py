@@ -6,12 +6,11 @@ alone and smoothed labels, against plain PyTorch.
 
 from __future__ import annotations
 
-from typing import Any
-
 import piper
 import pytest
 import torch
 import torch.nn.functional as F
+from hand_written import Product
 from oracle import LossFunction, adamw, check_steps, piper_steps, plain_steps, randomize
 from piper.strategy import Directive
 from torch import Tensor, nn
@@ -43,20 +42,6 @@ class Marked(Rooted):
     def shifted(self, x: Tensor) -> Tensor:
         with piper.annotate("first"):
             return super().shifted(x)
-
-
-class Product(torch.autograd.Function):
-    """A product whose backward is written by hand, in ops that have no forward op."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradient @ weight.t(), x.t() @ gradient
 
 
 class Functional(Marked):
