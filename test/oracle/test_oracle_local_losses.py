@@ -31,6 +31,7 @@ from oracle import (
 )
 from oracle_processes import train_processes
 from small_moe import CLIP, EXPERTS, VOCABULARY, WIDTH, Batch, Experted
+from piper_runtime import CheckError
 from strategies import Captures
 from torch import Tensor, nn
 
@@ -171,13 +172,39 @@ def test_each_term_is_reported() -> None:
     assert [result.loss, evaluated] == pytest.approx(2 * [float(total)], abs=BOUND)
 
 
-def test_check_mode_refuses_them() -> None:
-    """Its plain PyTorch has the whole batch at once."""
+@pytest.mark.parametrize(
+    "case",
+    [
+        Experted("1F1B", 0, 2, 2),
+        Experted("DualPipeV", 2, 2, 4, zero=2),
+        pytest.param(Experted("1F1B", 2, 2, 2, zero=2, rep=2), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_check_mode_compares_them(case: Experted) -> None:
+    """Plain PyTorch has the main term of the whole batch, and the others of each microbatch."""
+    (batch,) = small_moe.batches(case, steps=1)
+    program, model = captures().compile(case.plan(), batch), captures().model
+    summary = piper.check(
+        program, declared(by_hand), batch, model=model, optimizer=sgd, transport="local", steps=2
+    )
+    assert summary.compared > 0
+    assert summary.unknown == 0
+
+
+def test_check_mode_finds_another_local_loss() -> None:
     case = Experted("1F1B", 0, 2, 2)
     (batch,) = small_moe.batches(case, steps=1)
     program = captures().compile(case.plan(), batch)
-    with pytest.raises(ValueError, match=r"whole batch, got local losses \['balance'\], of which"):
-        piper.Reference(program, declared(by_hand), batch, model=captures().model)
+
+    def twice(model: nn.Module, batch: Batch) -> Tensor:
+        loss, balance = by_hand(model, batch)
+        return loss + 2 * COEFFICIENT * piper.local_loss(balance, name="balance")
+
+    with pytest.raises(CheckError, match=r"the loss differs from plain .* from capture"):
+        piper.check(
+            program, twice, batch, model=captures().model, optimizer=sgd, transport="local"
+        )
 
 
 @pytest.mark.parametrize(

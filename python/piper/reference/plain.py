@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from piper.reference.local_terms import Found, Without
+
 __all__ = ["LossFunction", "PlainStep", "first_difference"]
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -46,37 +48,30 @@ class PlainStep:
     ) -> dict[str, Tensor]:
         """Return loss and gradients by name; gradients are times the loss scale.
 
-        States are given in the dtype that the model has.
+        States are given in the dtype that the model has. Terms of the loss that are declared local
+        are the mean of what each microbatch of each shard has.
         """
-        own = dict(self._model.named_parameters())
-        values = {
-            f"model.{name}": states[name].detach().to(parameter.dtype, copy=True)
-            for name, parameter in own.items()
-        }
-        buffers = {n: states[n] for n, _ in self._model.named_buffers() if n in states}
-        for name, parameter in own.items():
-            values[f"model.{name}"].requires_grad_(parameter.requires_grad and training)
-        given = values | {f"model.{name}": value.clone() for name, value in buffers.items()}
-        with _mode(self._model, training), torch.enable_grad():
-            loss = functional_call(self._loss, given, (self._whole(shards),))
-            trained = {n: v for n, v in values.items() if v.requires_grad}
-            tangent = torch.full_like(loss, loss_scale)
-            made = (
-                torch.autograd.grad(loss, list(trained.values()), tangent, allow_unused=True)
-                if trained
-                else ()
-            )
-        gradients = {
-            name.removeprefix("model."): gradient
-            for name, gradient in zip(trained, made, strict=True)
-            if gradient is not None
-        }
-        return {"the loss": loss.detach(), **gradients}
-
-    def _whole(self, shards: Shards) -> Any:
-        """Return the whole batch in the structure of the example."""
-        dims = {spec.name: spec.dim for spec in self._manifest.inputs}
         rows = _join_sequences(shards, self._manifest)
+        derive = _Derive(self._model, self._loss, states, training=training)
+        total = derive.without_local_terms(self._whole(rows), scale=loss_scale)
+        if all(name == "loss" for name in self._manifest.losses):
+            return total
+        parts = [part for row in rows for part in self._microbatches(row)]
+        for part in parts:
+            terms = derive.local_terms(self._whole([part]), scale=loss_scale, count=len(parts))
+            for name, value in terms.items():
+                total[name] = total[name] + value if name in total else value
+        return total
+
+    def _microbatches(self, row: Mapping[str, Tensor]) -> Sequence[Mapping[str, Tensor]]:
+        """Return the microbatches of a shard."""
+        return batches.microbatches(
+            row, self._manifest.inputs, num_microbatches=self._manifest.microbatches
+        )
+
+    def _whole(self, rows: Shards) -> Any:
+        """Return the batch of all rows in the structure of the example."""
+        dims = {spec.name: spec.dim for spec in self._manifest.inputs}
         names = iter(batches.leaves(self._batch))
         leaves, structure = pytree.tree_flatten(self._batch)
         whole = []
@@ -110,6 +105,68 @@ def first_difference(
         if not gap <= most:
             return f"{what} differs from plain PyTorch by {gap:.1e}, bound {most:.0e}"
     return None
+
+
+class _Derive:
+    """Loss and gradients by name of one batch; states are given in the dtype that the model has."""
+
+    def __init__(self, model: nn.Module, loss: _Loss, states: States, *, training: bool) -> None:
+        self._model, self._loss, self._training = model, loss, training
+        self._values = {
+            f"model.{name}": states[name]
+            .detach()
+            .to(parameter.dtype, copy=True)
+            .requires_grad_(parameter.requires_grad and training)
+            for name, parameter in model.named_parameters()
+        }
+        self._buffers = {
+            f"model.{name}": states[name] for name, _ in model.named_buffers() if name in states
+        }
+
+    def without_local_terms(self, batch: Any, *, scale: float) -> dict[str, Tensor]:
+        """Return the loss but for its local terms, and gradients times ``scale``."""
+        with torch.enable_grad(), Without():
+            loss = self._run(batch)
+        derived = [loss] if loss.requires_grad else []
+        return {
+            "the loss": loss.detach(),
+            **self._gradients(derived, [torch.full_like(loss, scale)] * len(derived)),
+        }
+
+    def local_terms(self, batch: Any, *, scale: float, count: int) -> dict[str, Tensor]:
+        """Return the part of the loss that is its local terms, and gradients times ``scale``.
+
+        Both are divided by ``count``.
+        """
+        with torch.enable_grad(), Found() as found:
+            loss = self._run(batch)
+        factors = torch.autograd.grad(loss / count, found.leaves)
+        terms = [f * v.detach() for f, v in zip(factors, found.values, strict=True)]
+        derived = [i for i, value in enumerate(found.values) if value.requires_grad]
+        return {
+            "the loss": torch.stack([term.to(loss.dtype) for term in terms]).sum(),
+            **self._gradients(
+                [found.values[i] for i in derived], [factors[i] * scale for i in derived]
+            ),
+        }
+
+    def _run(self, batch: Any) -> Tensor:
+        given = self._values | {name: value.clone() for name, value in self._buffers.items()}
+        with _mode(self._model, self._training):
+            loss: Tensor = functional_call(self._loss, given, (batch,))
+        return loss
+
+    def _gradients(self, outputs: list[Tensor], tangents: list[Tensor]) -> dict[str, Tensor]:
+        """Return the gradients of what is trained, by name; none where there is none."""
+        trained = {n: v for n, v in self._values.items() if v.requires_grad}
+        if not outputs or not trained:
+            return {}
+        made = torch.autograd.grad(outputs, list(trained.values()), tangents, allow_unused=True)
+        return {
+            name.removeprefix("model."): gradient
+            for name, gradient in zip(trained, made, strict=True)
+            if gradient is not None
+        }
 
 
 class _Loss(nn.Module):
