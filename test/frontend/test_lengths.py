@@ -271,11 +271,17 @@ def more_losses(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
+def local_sum(model: nn.Module, batch: Any) -> Tensor:
+    found: Tensor = model(batch["x"]).square().sum()
+    return found + local_loss(model(batch["x"]).sum(), name="size")
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
         (averaged, "argument 'other' of aten.div.Tensor is 4 for a part of 4 positions and 8 for"),
         (more_losses, r"the step makes losses and gradients .* and \['loss', 'more'.* for all 8"),
+        (local_sum, "local loss 'size' is one of whole examples, and ranks along axis 'cp' have"),
     ],
 )
 def test_losses_that_follow_the_length_are_refused(loss: Any, message: str) -> None:

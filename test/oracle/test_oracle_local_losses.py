@@ -30,8 +30,8 @@ from oracle import (
     sgd,
 )
 from oracle_processes import train_processes
-from small_moe import CLIP, EXPERTS, VOCABULARY, WIDTH, Batch, Experted
 from piper_runtime import CheckError
+from small_moe import CLIP, EXPERTS, VOCABULARY, WIDTH, Batch, Experted
 from strategies import Captures
 from torch import Tensor, nn
 
@@ -202,9 +202,7 @@ def test_check_mode_finds_another_local_loss() -> None:
         return loss + 2 * COEFFICIENT * piper.local_loss(balance, name="balance")
 
     with pytest.raises(CheckError, match=r"the loss differs from plain .* from capture"):
-        piper.check(
-            program, twice, batch, model=captures().model, optimizer=sgd, transport="local"
-        )
+        piper.check(program, twice, batch, model=captures().model, optimizer=sgd, transport="local")
 
 
 @pytest.mark.parametrize(

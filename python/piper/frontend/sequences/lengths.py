@@ -55,6 +55,7 @@ def refuse_lengths(part: Capture, whole: Capture, sequence: SequenceSpec) -> Non
 
     Ops that see several positions at once are not looked for: `piper-partition` refuses them.
     """
+    _refuse_local(part, sequence)
     comparison = _Comparison(part, whole, sequence)
     try:
         for pair in _pairs(part, whole):
@@ -62,6 +63,17 @@ def refuse_lengths(part: Capture, whole: Capture, sequence: SequenceSpec) -> Non
         comparison.check_results()
     except Left:
         return
+
+
+def _refuse_local(part: Capture, sequence: SequenceSpec) -> None:
+    """Refuse local losses: they are about whole examples, of which a rank has parts."""
+    for loss in part.losses:
+        if loss.local:
+            raise CaptureError(
+                f"{site_of(loss.value)}: local loss {loss.name!r} is one of whole examples, and "
+                f"ranks along axis {sequence.axis!r} have parts of sequences: expected no local "
+                "loss there"
+            )
 
 
 def _pairs(part: Capture, whole: Capture) -> list[Pair]:
