@@ -1,8 +1,9 @@
 """Random small sets of programs, as IR: what `piper-verify` and the abstract machine both take.
 
-Communicators and how often each is used are drawn first; then every coordinate issues its ends in
-an order of its own, between runs of a chunk, so that some sets finish and some do not. All values
-have one type, but for what a sum over the manual axis makes, which nobody but outputs use.
+Communicators, their streams and how often each is used are drawn first; then every coordinate
+issues its ends in an order of its own, between runs of a chunk, so that some sets finish and some
+do not. All values have one type, but for what a sum over the manual axis makes, which nobody but
+outputs use.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]
 
 MOST_RUNS = 3
+STREAMS = ("early", "late", "sums")
+"""What communicators are for, which is in no order with each other but by events."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def program_sets(draw: Draw[Any], *, careless: bool = False) -> ProgramSet:
     programs = [
         _Writer(draw, at, comms, careless=careless).write(dict(counts)) for at in range(size)
     ]
-    return ProgramSet(_module(axes, comms, programs), tuple(axes), tuple(comms))
+    streams = [draw(st.sampled_from(STREAMS)) for _ in comms]
+    return ProgramSet(_module(axes, comms, streams, programs), tuple(axes), tuple(comms))
 
 
 def _possible_comms(
@@ -66,16 +70,21 @@ def _possible_comms(
                 yield group, over
 
 
-def _module(axes: Sequence[Axis], comms: Sequence[CommSpec], programs: Sequence[str]) -> str:
+def _module(
+    axes: Sequence[Axis],
+    comms: Sequence[CommSpec],
+    streams: Sequence[str],
+    programs: Sequence[str],
+) -> str:
     manual = len(axes) > 1
     layouts = ["#piper.layout<dp = partial>", "#piper.layout<dp = replicated>"]
     types = [f"tensor<4xf32, {layout}>" if manual else "tensor<4xf32>" for layout in layouts]
     mesh = ", ".join(f"{axis.name} = {axis.size} {axis.role}" for axis in axes)
     lines = [f"!p = {types[0]}", f"!r = {types[1]}", f"piper.mesh @mesh [{mesh}]"]
-    lines.append("piper.stream @s")
-    for comm in comms:
+    lines += [f"piper.stream @{stream}" for stream in sorted(set(streams))]
+    for comm, stream in zip(comms, streams, strict=True):
         over = ", ".join(f'"{axis}"' for axis in comm.axes)
-        where = f"axes [{over}] coordinates {list(comm.coordinates)} for @s"
+        where = f"axes [{over}] coordinates {list(comm.coordinates)} for @{stream}"
         lines.append(f"piper.comm @{comm.name} {where}")
     for count in range(1, 3):
         arguments = ", ".join(f"%x{index}: !p" for index in range(count))
