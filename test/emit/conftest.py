@@ -10,5 +10,5 @@ import torch
 logging.getLogger("torch.__trace").propagate = False
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
-folders = ("test/frontend", "test/runtime", "test/simulate", "examples")
+folders = ("test/frontend", "test/oracle", "test/runtime", "test/simulate", "examples")
 sys.path[:0] = [str(ROOT / folder) for folder in folders]

@@ -20,6 +20,7 @@ from expert_layers_worker import LAYERS, NUM_ROWS, NUM_STEPS
 from piper.cli import main
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
 from piper_runtime.listing import FLAGS, Listing
+from plain_ops import plain_ops
 from torch import nn
 from torchrun import saved_by_ranks, torchrun
 from trace_schema import check_trace
@@ -55,8 +56,9 @@ def train_as_plain(
         batch = make_batch(step, rows)
         result = trainer.step(batch)
         optimizer.zero_grad()
-        loss = loss_fn(plain, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with plain_ops():
+            loss = loss_fn(plain, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
         assert result.loss == pytest.approx(loss.item(), abs=TOLERANCE)
         gradients = trainer.gradients()
         for name, parameter in plain.named_parameters():
@@ -68,7 +70,9 @@ def train_as_plain(
         for name, parameter in plain.named_parameters():
             assert (state[name] - parameter.detach()).abs().max() <= TOLERANCE, name
     batch = make_batch(9, rows)
-    assert trainer.evaluate(batch) == pytest.approx(loss_fn(plain, batch).item(), abs=TOLERANCE)
+    with plain_ops():
+        loss = loss_fn(plain, batch)
+    assert trainer.evaluate(batch) == pytest.approx(loss.item(), abs=TOLERANCE)
     return trainer
 
 

@@ -1,6 +1,7 @@
 """The oracle: training steps of plain PyTorch, and the same steps compiled by Piper.
 
-    plain   one process, eager autograd, clip_grad_norm_, torch.optim, the whole batch at once
+    plain   one process, eager autograd, clip_grad_norm_, torch.optim, the whole batch at once;
+            what a model calls as piper.ops is torch's ops, see `plain_ops`
     piper   the rank programs of a strategy on the local transport
 
 `plain_steps` and `piper_steps` report the same things, and `check_steps` compares them.
@@ -18,6 +19,7 @@ import piper
 import torch
 from piper_runtime import LocalTransport, Program
 from piper_runtime.optimizer import OptimizerFactory
+from plain_ops import plain_ops
 from torch import Tensor, nn
 
 BOUND = 1e-10
@@ -56,9 +58,10 @@ def plain_steps(
     model = copy.deepcopy(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = None if factory is None else factory(trained)
-    return [
-        _plain_step(model, loss_fn(model, batch), trained, optimizer, clip) for batch in batches
-    ]
+    with plain_ops():
+        return [
+            _plain_step(model, loss_fn(model, batch), trained, optimizer, clip) for batch in batches
+        ]
 
 
 def _plain_step(

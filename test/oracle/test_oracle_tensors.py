@@ -302,9 +302,12 @@ def test_ops_of_users_need_a_rule() -> None:
         piper.shard("layers.*.down.weight", axis="tp", dim=1),
     ]
     strategy = case.strategy(TAGS, sgd, clip=CLIP, more=shards)
-    with pytest.raises(
-        piper.CaptureError, match=r"oracle_tensors.soft_cap.default .* say by piper.register_rule"
-    ):
+    line = Capped.forward.__code__.co_firstlineno + 1
+    message = (
+        rf"test_oracle_tensors\.py:{line} \(layers\.0\): .*oracle_tensors.soft_cap.default .* "
+        r"say by piper.register_rule"
+    )
+    with pytest.raises(piper.CaptureError, match=message):
         piper.compile(model, token_loss, strategy, batches[0])
     piper.register_rule(torch.ops.oracle_tensors.soft_cap.default, "b t h -> b t h")
     piper.register_rule(torch.ops.oracle_tensors.soft_cap_gradient.default, "b t h, b t h -> b t h")

@@ -37,10 +37,10 @@ def _attended(node: fx.Node) -> str:
 
 
 def _attended_on_cpu(node: fx.Node) -> str:
-    """Torch's own ops, whose queries, keys and values have equally many heads."""
+    """Torch's own ops, which know one width of queries, keys and values: each has its whole."""
     mask = _mask_dims(node, "attn_mask", query="query")
     if node.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return ", ".join([*_INPUTS, *mask]) + " -> b h u e, b h u"
+        return ", ".join([*_INPUTS, *mask]) + " -> b h u f, b h u"
     operands = ["b h u f", *_INPUTS, "b h u f", "b h u", *mask]
     return ", ".join(operands) + " -> b h w x, b h y x, b h y z"
 
