@@ -31,6 +31,7 @@ from oracle import (
 )
 from oracle_processes import train_processes
 from piper_runtime import CheckError
+from plain_ops import plain_ops
 from small_moe import CLIP, EXPERTS, VOCABULARY, WIDTH, Batch, Experted
 from strategies import Captures
 from torch import Tensor, nn
@@ -164,7 +165,7 @@ def test_each_term_is_reported() -> None:
     program = captures().compile(case.plan(), batch)
     trainer = piper.Trainer(program, transport="local", model=model, optimizer=sgd)
     evaluated, result = trainer.evaluate(batch), trainer.step(batch)
-    with torch.no_grad():
+    with torch.no_grad(), plain_ops():
         total = meant(by_hand, case.parts)(model, batch)
         loss, _ = by_hand(model, batch)
     assert result.losses.keys() == {"loss", "balance"}
