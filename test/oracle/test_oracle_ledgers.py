@@ -17,29 +17,38 @@ from torch import Tensor, nn
 
 TOKENS, WORDS = 3, 4
 REDUCTIONS: tuple[Literal["last", "each"], ...] = ("last", "each")
+Gather = tuple[Literal["each", "group", "step"] | None, int | None]
+WHOLE: list[Gather] = [(None, None)]
+LATER: list[Gather] = [(None, None), ("step", None)]
+AGAIN: list[Gather] = [
+    (None, None), ("each", 0), ("each", 2), ("group", 0), ("group", 2), ("step", None)
+]  # fmt: skip
+GATHERS = (WHOLE, LATER, LATER, AGAIN)
+"""By stage of ZeRO: when states are gathered, and how many uses ahead."""
 
 Batch = dict[str, Tensor]
 
 
 def sharing(cases: Iterable[Case]) -> list[Sharded]:
-    """Each case at every stage of ZeRO, with both policies of reduction."""
+    """Each case at every stage of ZeRO, with every policy of reduction and of gathers."""
     return [
-        Sharded(case.schedule, case.pp, case.dp, case.microbatches, zero=zero, reduce=reduce)
+        Sharded(
+            case.schedule, case.pp, case.dp, case.microbatches,
+            zero=zero, reduce=reduce, gather=gather, prefetch=prefetch,
+        )
         for case, zero, reduce in itertools.product(cases, range(4), REDUCTIONS)
-    ]
+        for gather, prefetch in GATHERS[zero]
+    ]  # fmt: skip
 
 
 def mostly_slow(cases: Iterable[Sharded]) -> list[Any]:
     """The cases; all are slow but those of 1F1B with one policy for each stage."""
-    return [
-        pytest.param(
-            case,
-            marks=[]
-            if case.reduce == REDUCTIONS[case.zero % 2] and case.schedule == "1F1B"
-            else pytest.mark.slow,
-        )
-        for case in cases
-    ]
+    return [pytest.param(case, marks=[] if _is_quick(case) else pytest.mark.slow) for case in cases]
+
+
+def _is_quick(case: Sharded) -> bool:
+    policies = case.reduce, case.gather
+    return policies == (REDUCTIONS[case.zero % 2], None) and case.schedule == "1F1B"
 
 
 def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -32,6 +32,10 @@ QUICK = [  # every stage with every policy, every schedule, and every schedule a
     for zero in range(4)
     for policy, shift in enumerate((zero, zero + 2))
 ] + [case for case in MATRIX if case.zero == 3 and case.reduce == "each"]
+OTHERS = [
+    Sharded(name, 2, 2, 8, zero=3, reduce="each")
+    for name in ("GPipe", "LoopedBFS", "ZBH1", "ZBH2", "InterleavedZeroBubble")
+]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,10 @@ QUICK = [  # every stage with every policy, every schedule, and every schedule a
     [
         pytest.param(case, id=str(case), marks=[] if case in QUICK else pytest.mark.slow)
         for case in MATRIX
+    ]
+    + [
+        pytest.param(case, id=str(case), marks=[] if case is OTHERS[-1] else pytest.mark.slow)
+        for case in OTHERS
     ],
 )
 def test_training_equals_plain_pytorch(case: Sharded) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from mlp_program import make_adamw, make_sgd
 from op_log import OpLog
 from piper_runtime import LocalTransport, Trainer
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.optimizer import ELEMENTWISE, OptimizerFactory
 from piper_runtime.state import Bucket
 from plain_steps import mean_loss, train_as_plain
 from sharded_program import BUCKETS, SIZES, Odd, Sharding, make_batch, sharded_program
@@ -88,6 +89,25 @@ def test_a_rank_may_update_its_part_in_one_kernel(sharding: Sharding, kind: str)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gradients_are_clipped_by_the_norm_of_all_parts(zero: int) -> None:
     train(Sharding(zero, "last", DP4, clip=0.01), make_adamw)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "name"),
+    [
+        pytest.param(
+            sharding,
+            name,
+            id=f"{sharding}-{name}",
+            marks=[] if sharding.zero == 3 and name == "RMSprop" else pytest.mark.slow,
+        )
+        for sharding in (Sharding(1, "last", DP4), Sharding(3, "each", DP4))
+        for name in ELEMENTWISE
+    ],
+)
+def test_every_elementwise_optimizer_trains_as_plain(sharding: Sharding, name: str) -> None:
+    """Also where the norm is clipped."""
+    factory = partial(getattr(torch.optim, name), lr=0.01)
+    train(replace(sharding, clip=0.01), factory)
 
 
 # What a rank holds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal
 
 import piper
@@ -13,11 +14,13 @@ import torch
 from compiled_mlp import compiled, sgd
 from handmade import Rows, chunk, facts
 from piper.simulate import ProgramFacts
-from piper.simulate.communication import Traffic, measure_traffic, measure_volumes, times
+from piper.simulate.communication import Traffic, measure_traffic, measure_volumes
+from piper.simulate.replication import Replication
 from piper.simulate.sizes import Size
 from piper_runtime import Program, Trainer
 from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import BucketSpec
+from piper_runtime.mesh import CommSpec
 from piper_runtime.transports.local import LocalTransport
 
 BUCKET = BucketSpec("w$b", ("w",), (0,), "bfloat16", 100, "float32")
@@ -26,15 +29,13 @@ CHUNK = chunk("one", size=1000)
 RANKS = 4
 
 
-def collective(
-    op: str, *, calls: int = 1, microbatches: int = 2, size: int = 1000
-) -> tuple[Traffic, ...]:
+def collective(op: str, *, calls: int = 1, size: int = 1000) -> tuple[Traffic, ...]:
     """The traffic of a program that does a collective with a value of a chunk, `calls` times."""
     rows = Rows()
     value = rows.run(CHUNK.name)
     for _ in range(calls):
         rows.add(op, value, results=2, stream="all")
-    return measure_traffic(counted(rows, microbatches=microbatches, size=size))
+    return measure_traffic(counted(rows, size=size))
 
 
 def counted(*rows: Rows, microbatches: int = 2, size: int = 1000, **more: Any) -> ProgramFacts:
@@ -69,28 +70,100 @@ def test_a_communicator_of_one_moves_nothing() -> None:
     assert (found.num_bytes, found.textbook, found.ratio) == (0, 0, None)
 
 
+def test_what_goes_more_often_than_it_has_to_shows() -> None:
+    [found] = collective("all_reduce", calls=3)
+    assert (found.calls, found.values, found.ratio) == (3, 1, 3.0)
+
+
+REDUCED = 4
+LAST, EACH = Replication(), Replication(reduce="each")
+
+
 @pytest.mark.parametrize(
-    ("op", "calls", "ratio"),
+    ("replication", "each", "calls", "ratio"),
     [
-        ("all_reduce", 1, 1),  # once a step
-        ("all_reduce", 2, 2),  # twice, where once would do
-        ("all_reduce", 4, 1),  # once a microbatch
-        ("reduce_scatter", 5, 1.25),
-        ("all_gather", 1, 1),
-        ("all_gather", 4, 1),
-        ("all_gather", 8, 1),  # for forward and for backward
-        ("all_gather", 12, 1.5),  # and again for the other half of backward
-        ("broadcast", 3, 3),
+        (LAST, False, 1, 1.0),
+        (LAST, False, 2, 2.0),
+        (LAST, True, 1, REDUCED),  # for every microbatch, where once was asked for
+        (EACH, True, 1, 1.0),
+        (EACH, True, 2, 2.0),
+        (EACH, False, 1, 1 / REDUCED),  # the sum alone
+        (None, True, 1, REDUCED),
     ],
 )
-def test_what_goes_more_often_than_it_has_to_shows(op: str, calls: int, ratio: float) -> None:
-    [found] = collective(op, calls=calls, microbatches=4)
-    assert (found.calls, found.values, found.ratio) == (calls, 1, ratio)
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter"])
+def test_reductions_are_held_against_the_policy(
+    op: str, replication: Replication | None, *, each: bool, calls: int, ratio: float
+) -> None:
+    """Of each contribution to a gradient, or of their sum, `calls` times, whatever was asked for."""
+    rows = Rows()
+
+    def reduce(value: int) -> int:
+        results = [rows.add(op, value, results=2, stream="own")[0] for _ in range(calls)]
+        return results[-1]
+
+    total: list[int] = []
+    for mb in range(REDUCED):
+        value = rows.run(CHUNK.name, mb=mb)
+        value = reduce(value) if each else value
+        total = rows.add("accumulate", value, *total, results=1, bucket="w$b")
+    if not each:
+        reduce(total[0])
+    found = measure_traffic(replicated_as(rows, replication))[0]
+    assert (found.values, found.calls) == (1, calls * (REDUCED if each else 1))
+    assert found.ratio == ratio
 
 
-def test_without_microbatches_reductions_are_to_go_once() -> None:
-    assert [times("all_reduce", calls, 1) for calls in (1, 2, 3)] == [1, 1, 1]
-    assert [times("all_gather", calls, 1) for calls in (1, 2, 3)] == [1, 2, 2]
+@pytest.mark.parametrize(
+    ("replication", "passes", "shared", "ratio"),
+    [
+        (Replication(3), "F", 1, 1.0),
+        (Replication(3), "FB", 1, 1.0),
+        (Replication(3), "FIW", 1, 1.5),  # and again for the other half of backward
+        (Replication(3, gather="group"), "FB", 2, 0.5),
+        (Replication(3, gather="step"), "FB", 2 * REDUCED, 1.0),
+        (Replication(3, gather="step"), "FB", 1, 2 * REDUCED),
+        (Replication(1), "FB", 2 * REDUCED, 1.0),
+        (Replication(2, gather="step"), "FB", REDUCED, 2.0),
+        (None, "FB", 1, 2 * REDUCED),
+    ],
+)
+def test_gathers_are_held_against_the_policy(
+    replication: Replication | None, passes: str, shared: int, ratio: float
+) -> None:
+    """So many runs in a row share a gather, whatever was asked for."""
+    rows = Rows()
+    runs = [(pass_, mb) for mb in range(REDUCED) for pass_ in passes]
+    for index, (pass_, mb) in enumerate(runs):
+        if index % shared == 0:
+            [state] = rows.add("read", results=1, symbol="v$b", slot="value")
+            whole, _ = rows.add("all_gather", state, results=2, stream="own")
+        rows.run(f"one.0${pass_}", whole, mb=mb)
+    [found] = measure_traffic(replicated_as(rows, replication, passes))
+    assert (found.values, found.calls) == (1, len(runs) // shared)
+    assert found.ratio == ratio
+
+
+def replicated_as(rows: Rows, replication: Replication | None, passes: str = "F") -> ProgramFacts:
+    """A program on one coordinate of two, with all buckets replicated one way, or not at all."""
+    found = counted(rows, Rows())
+    own = CommSpec("own", ("dp",), (0,))
+    chunks = {f"one.0${pass_}": chunk("one", pass_=pass_, size=400) for pass_ in passes}
+    return replace(
+        found,
+        chunks={**found.chunks, **chunks},
+        manifest=replace(found.manifest, comms=(*found.manifest.comms, own)),
+        replications={} if replication is None else {"w$b": replication, "v$b": replication},
+    )
+
+
+def test_copies_at_several_coordinates_are_summed_once() -> None:
+    own, both = CommSpec("own", ("dp",), (0,)), CommSpec("both", ("dp",), (0, 1))
+    times = [
+        Replication(3, "each", "each").times("all_reduce", comm, contributions=8, uses=16)
+        for comm in (own, both)
+    ]
+    assert times == [8, 1]
 
 
 def test_values_are_buckets_and_what_else_is_communicated() -> None:
@@ -101,11 +174,11 @@ def test_values_are_buckets_and_what_else_is_communicated() -> None:
     rows.all_reduce(reduced, "all")  # the same bucket once more
     [state] = rows.add("read", results=1, symbol="v$b", slot="value")
     rows.all_reduce(state, "all")
-    rows.all_reduce(value, "all")
+    rows.all_reduce(rows.run(CHUNK.name), "all")
     [found] = measure_traffic(counted(rows))
     assert (found.calls, found.values) == (4, 3)
-    # With two microbatches, the bucket may go twice.
-    assert found.num_bytes == found.textbook == (400 + 400 + 200 + 1000) * 3 // 2
+    assert found.num_bytes == (400 + 400 + 200 + 1000) * 3 // 2
+    assert found.textbook == (400 + 200 + 1000) * 3 // 2
 
 
 def test_messages_are_to_go_once_each() -> None:
@@ -170,6 +243,7 @@ POLICIES: list[Policy] = [
 ]
 
 
+@cache
 def replicated(microbatches: int, dp: int, policy: Policy = (0, "last", None)) -> Program:
     """Two stages, in copies that share out states by a policy: stage of ZeRO, reduce, gather."""
     zero, reduce, gather = policy
@@ -233,6 +307,33 @@ def test_every_stage_of_zero_moves_what_its_formula_says(sharing: tuple[Policy, 
     first, _ = measure_volumes(ProgramFacts.read(program))
     crossed = sum(formulas(policy).values()) / (PARAMETERS * (RANKS - 1) / RANKS)
     assert first.multiple == pytest.approx(crossed, abs=0.05)  # besides, the loss and the norm
+
+
+def test_a_program_that_moves_more_than_it_was_asked_to_shows() -> None:
+    """One that reduces and gathers for each microbatch, as if it were to do both once a step."""
+    program = replicated(MICROBATCHES, RANKS, (3, "each", "each"))
+    found = ProgramFacts.read(program)
+    buckets = {bucket.name for bucket in found.manifest.buckets}
+    assert found.replications == dict.fromkeys(buckets, Replication(3, "each", "each"))
+    once = dict.fromkeys(buckets, Replication(3, "last", "step"))
+    ratios = {
+        (item.comm.name, item.op): item.ratio
+        for item in measure_traffic(replace(found, replications=once))
+        if item.comm.axes == ("dp",) and len(item.coordinates) == 1 and item.values == 2
+    }
+    # The first layer's weights are read forward only.
+    assert ratios == {
+        ("reduce.dp$0", "reduce_scatter"): MICROBATCHES,
+        ("gather.dp$0", "all_gather"): MICROBATCHES * (1 + 2) / 2,
+        ("reduce.dp$1", "reduce_scatter"): MICROBATCHES,
+        ("gather.dp$1", "all_gather"): MICROBATCHES * 2,
+    }
+
+
+def test_policies_are_read_as_they_were_recorded(sharing: tuple[Policy, Program]) -> None:
+    (zero, reduce, gather), program = sharing
+    found = ProgramFacts.read(program).replications
+    assert set(found.values()) == {Replication(zero, reduce, gather or "each")}
 
 
 def test_compiled_programs_move_what_the_textbook_says(program: Program) -> None:

@@ -71,7 +71,8 @@ def test_uses_in_a_row_share_a_gather() -> None:
     """
     each = MICROBATCHES * (2 * LAYERS - 1)
     assert gathers(zero=3, gather="each") == (each, 1.0)
-    assert gathers(zero=3, gather="group") == (each - MICROBATCHES, 1.0)  # of the last layer
+    shared = each - MICROBATCHES  # both passes of the last layer
+    assert gathers(zero=3, gather="group") == (shared, shared / each)
     assert gathers(zero=3, gather="step") == (LAYERS, 1.0)
 
 
@@ -110,4 +111,4 @@ def test_a_gather_that_microbatches_share_is_less_than_the_textbook_says() -> No
     # On the second stage, both passes of its last layer follow each other, and so do the backward
     # pass of its first and the forward pass of the next microbatch.
     first, last = 2 * MICROBATCHES - (MICROBATCHES - 1), MICROBATCHES
-    assert found[1] == (first + last, (first + last) / (2 * MICROBATCHES + MICROBATCHES))
+    assert found[1] == (first + last, (first + last) / (2 * 2 * MICROBATCHES))

@@ -23,6 +23,7 @@ from typing import Any
 from piper_runtime.mesh import CommSpec
 
 from piper.simulate.facts import ProgramFacts, Row
+from piper.simulate.replication import BucketUses
 from piper.simulate.values import COLLECTIVES, Values, itemsize, read_values
 
 __all__ = ["Traffic", "Volume", "measure_traffic", "measure_volumes"]
@@ -37,7 +38,7 @@ class Traffic:
     `op` is a collective or `send`; `coordinates` those of the communicator, or of a message the
     sender's and the receiver's; `members` how many ranks meet. There are `values` different values
     in `calls` messages or collectives, which move `num_bytes` per rank. `textbook` are the bytes if
-    each value went once, or once or twice per microbatch: see `times`.
+    each value went once, and each bucket as often as its policies say: see `Replication.times`.
     """
 
     comm: CommSpec
@@ -123,51 +124,51 @@ def measure_volumes(facts: ProgramFacts, entry: str = "train") -> tuple[Volume, 
     )
 
 
-def times(op: str, calls: int, microbatches: int) -> int:
-    """How often the textbook has a value go that a program moves `calls` times in a step.
-
-    Once a step or once a microbatch: of these the one next below the calls, so that any other
-    number of calls shows. Parameters are gathered once a step, or for the forward and again for the
-    backward of a microbatch, if both use them; uses in a row may share a gather, so of these it is
-    the one next above the calls.
-    """
-    if op != "all_gather":
-        return microbatches if calls >= microbatches else 1
-    choices = [1, microbatches, 2 * microbatches]
-    return min((choice for choice in choices if choice >= calls), default=choices[-1])
-
-
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One message or collective: `size` are the bytes that its formula speaks of."""
+    """One message or collective: `size` are the bytes that its formula speaks of, and `times` how
+    often the textbook has its value go.
+    """
 
     row: Row
     value: Any
     size: int
+    times: int = 1
 
 
 def _calls(facts: ProgramFacts, entry: str) -> Iterator[tuple[int, _Call]]:
     """All messages and collectives, each with the coordinate that it is at."""
+    comms = {comm.name: comm for comm in facts.manifest.comms}
     for at, rows in sorted(facts.entry(entry).items()):
-        values = read_values(rows, facts)
+        values, uses = read_values(rows, facts), BucketUses(rows)
         for row in rows:
             op = row["op"]
             if op in COLLECTIVES:
-                sized = row["out"][0] if op == "all_gather" else row["in"][0]
-                yield at, _Call(row, _name(rows, values, row["in"][0]), values.bytes(sized))
+                size = values.bytes(row["out"][0] if op == "all_gather" else row["in"][0])
+                bucket = uses.bucket(row["in"][0])
+                times = _times(facts, uses, bucket, op, comms[row["stream"]])
+                yield at, _Call(row, bucket or _moved(rows, values, row["in"][0]), size, times)
             elif op in ("send", "recv"):
                 sized = row["in"][0] if op == "send" else row["out"][0]
                 name = row.get("label") or "message", row["mb"]
                 yield at, _Call(row, name, values.bytes(sized))
 
 
-def _name(rows: Sequence[Row], values: Values, value: int) -> Any:
-    """What a value is called in all microbatches: its bucket, or else it is only itself."""
-    row = rows[values.maker[value]]
-    while row["op"] in COLLECTIVES:
+def _times(
+    facts: ProgramFacts, uses: BucketUses, bucket: str | None, op: str, comm: CommSpec
+) -> int:
+    """How often the textbook has a value go: once, if it is not of a bucket that is replicated."""
+    if bucket is None or bucket not in facts.replications:
+        return 1
+    counts = {"contributions": uses.contributions(bucket), "uses": uses.uses(bucket)}
+    return facts.replications[bucket].times(op, comm, **counts)
+
+
+def _moved(rows: Sequence[Row], values: Values, value: int) -> int:
+    """The value that collectives began with."""
+    while (row := rows[values.maker[value]])["op"] in COLLECTIVES:
         value = row["in"][0]
-        row = rows[values.maker[value]]
-    return row.get("bucket") or row.get("symbol") or value
+    return value
 
 
 def _add_up(
@@ -176,10 +177,8 @@ def _add_up(
     members = 2 if op == "send" else _num_members(facts, comm)
     share = _share(op, members)
     counts = Counter(call.value for call in calls)
-    sizes = {call.value: call.size for call in calls}
     # A message is named by its microbatch, too: each is to go once.
-    microbatches = 1 if op == "send" else facts.manifest.microbatches
-    textbook = sum(size * times(op, counts[value], microbatches) for value, size in sizes.items())
+    textbook = sum({call.value: call.size * call.times for call in calls}.values())
     names = {value[0] for value in counts} if op == "send" else set(counts)
     return Traffic(
         comm=comm,

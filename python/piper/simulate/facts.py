@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from piper.emit.symbols import Symbols, name_of
 from piper.frontend.attributes import dtype_of_type
 from piper.mlir import ir
 from piper.schedules import Action, Pass
+from piper.simulate.replication import Replication, read_replications
 from piper.simulate.sizes import Rows, Size, dynamic_rows, is_dynamic, type_bytes, type_size
 
 __all__ = [
@@ -96,6 +97,7 @@ class ProgramFacts:
     kernels: Mapping[str, KernelFacts]
     chunks: Mapping[str, ChunkFacts]
     programs: Mapping[str, Mapping[int, Sequence[Row]]]
+    replications: Mapping[str, Replication] = field(default_factory=dict)  # by bucket
 
     @classmethod
     def read(cls, program: Program | str | Path) -> ProgramFacts:
@@ -126,6 +128,7 @@ class ProgramFacts:
             kernels=kernels,
             chunks=read_chunks(symbols, kernels),
             programs=programs,
+            replications=read_replications(symbols),
         )
 
     def entry(self, name: str) -> Mapping[int, Sequence[Row]]:
