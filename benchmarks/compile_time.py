@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from bound import Bound, add_check, verdict
 from piper.emit.dump import read_programs
 from piper.mlir import ir
 from piper.mlir.passmanager import PassManager
@@ -231,18 +232,6 @@ def _time(run: Callable[..., object], *operands: object) -> float:
     return time.perf_counter() - start
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A sentence with numbers, and whether what it asks for holds."""
-
-    text: str
-    holds: bool
-
-    def __str__(self) -> str:
-        """Say so."""
-        return f"{'holds' if self.holds else 'FAILS'}: {self.text}"
-
-
 def bounds(measured: Mapping[str, Measured]) -> Iterator[Bound]:
     """The bounds of the sizes that were measured."""
     if found := measured.get(SECOND):
@@ -280,7 +269,7 @@ def main() -> int:
     )
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="as above", default=DEFAULT)
     parser.add_argument("--repeat", type=int, default=15, help="attempts, of which the best counts")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound fails")
+    add_check(parser, "these bounds hold")
     options = parser.parse_args()
     sizes = set(options.sizes)
     if options.check and not (sizes & {SECOND, LARGEST} or sizes.issuperset(SLOPE)):
@@ -290,10 +279,7 @@ def main() -> int:
     for text, found in measured.items():
         _report(Size.parse(text), found, before)
         before = found
-    results = list(bounds(measured))
-    for bound in results:
-        print(bound)
-    return 1 if options.check and not all(bound.holds for bound in results) else 0
+    return verdict(bounds(measured), check=options.check)
 
 
 def _report(size: Size, measured: Measured, before: Measured | None) -> None:

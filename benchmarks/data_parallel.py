@@ -14,7 +14,9 @@ and eager kernels, one thread per rank; their first losses must be equal. What i
 
 With one microbatch per step and with several. Piper's buckets and FSDP2's units are layers, and
 DDP's buckets are as large as a layer. Prints the geometric mean of the ratio of step times, Piper's
-over the other's, and its 95 % interval (see `paired.py`).
+over the other's, and its 95 % interval (see `paired.py`). The last lines say which bounds hold: each
+interval ends at 1.02 at most, on two ranks at the default sizes. With ``--check`` the exit status
+is 1 if one of them does not hold.
 
 With ``--memory``, what ranks hold: Piper with 1F1B on two stages times ZeRO-2 (`reduce="each"`) on
 the other ranks beside FSDP2 (`reshard_after_forward=True`) over all. *Kept* is what is there between
@@ -29,7 +31,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +41,8 @@ from typing import Literal
 import piper
 import torch
 import torch.distributed as dist
-from paired import Batch, Sizes, Step, adamw, compare, loss_fn, make_parser, say
+from bound import Bound, add_check, has_defaults, verdict
+from paired import Batch, Ratio, Sizes, Step, adamw, compare, loss_fn, make_parser, say
 from piper.strategy import Directive
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -46,6 +50,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 DEFAULT = Sizes(layers=8, width=256, context=128, batch=16, microbatches=4)
+MOST, BOUNDED_RANKS = 1.02, 2  # where the interval of each ratio ends, and on how many ranks
 STAGES = 2  # of the pipeline whose memory is measured
 
 M_MMAP_THRESHOLD, PAGES_FROM = -3, 1 << 16  # see mallopt(3)
@@ -137,19 +142,27 @@ def _local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def compare_times(sizes: Sizes, pairs: int) -> None:
-    """All cases, with one microbatch and with several."""
+def compare_times(sizes: Sizes, pairs: int) -> dict[str, Ratio]:
+    """All cases, with one microbatch and with several; returns their ratios."""
     ranks, batch = dist.get_world_size(), sizes.data(seed=dist.get_rank())
+    ratios = {}
     for count in sorted({1, sizes.microbatches}):
         cut = replace(sizes, microbatches=count)
         for case in CASES:
             shared = piper.replicate(axis="dp", zero=case.zero, reduce=case.reduce)
             trainer = piper_trainer(cut, [shared], dp=ranks)
-            say(f"zero={case.zero}, reduce={case.reduce!r}, {count} microbatches:")
-            compare(
-                case.other, stepper(trainer, batch), Replicas(cut, case.other, batch).step, pairs
-            )
+            name = f"zero={case.zero}, reduce={case.reduce!r}, {count} microbatches"
+            say(f"{name}:")
+            theirs = Replicas(cut, case.other, batch)
+            ratios[name] = compare(case.other, stepper(trainer, batch), theirs.step, pairs)
             trainer.close()
+    return ratios
+
+
+def bounds(ratios: Mapping[str, Ratio]) -> Iterator[Bound]:
+    """What ratios of the default sizes may be at most."""
+    for name, ratio in ratios.items():
+        yield ratio.bound(name, MOST)
 
 
 def stepper(trainer: piper.Trainer, batch: Batch) -> Step:
@@ -218,26 +231,35 @@ def _say_memory(name: str, kept: int, step: int, predicted: int | None) -> None:
     say("\n".join(lines))
 
 
-def main() -> None:
-    """Compare times, or memory."""
+def main() -> int:
+    """Compare times, or memory; returns the exit status."""
     parser = make_parser(__doc__, DEFAULT)
     parser.add_argument("--memory", action="store_true", help="compare memory, on 4 ranks or more")
+    add_check(
+        parser, f"the interval of each ratio ends at {MOST:g} at most, on {BOUNDED_RANKS} ranks"
+    )
     options = vars(parser.parse_args())
-    pairs, memory = options.pop("pairs"), options.pop("memory")
+    bounded = has_defaults(parser, options, vars(DEFAULT))
+    pairs, memory, check = (options.pop(name) for name in ("pairs", "memory", "check"))
     sizes = replace(DEFAULT, **options)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or (memory and (ranks < 2 * STAGES or ranks % STAGES)):
         wanted = f"a multiple of {STAGES} from {2 * STAGES} on" if memory else "at least 2"
         parser.error(f"expected ranks by torchrun, {wanted}, got {ranks}")
+    if check and (memory or ranks != BOUNDED_RANKS):
+        got = f"{ranks} ranks{' and --memory' * memory}"
+        parser.error(f"--check expected {BOUNDED_RANKS} ranks and no --memory, got {got}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     say(f"{sizes} on each of {ranks} ranks")
+    ratios = {}
     if memory:
         compare_memory(sizes)
     else:
-        compare_times(sizes, pairs)
+        ratios = compare_times(sizes, pairs)
     dist.destroy_process_group()
+    return verdict(bounds(ratios) if bounded and ranks == BOUNDED_RANKS else (), check=check)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

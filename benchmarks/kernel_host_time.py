@@ -8,12 +8,17 @@ had in a real one, beside PyTorch's forward and backward of the same model and b
 for the kernels as they were captured, op by op. Times are CPU times of this process, which other
 ones disturb least. Prints the geometric mean of the ratio of their times with its 95 % interval
 (see `paired.py`), and where the time of a whole step goes.
+
+The last line says whether the bound holds: the interval of the whole step's ratio ends at 1.1 at
+most. It is of the default sizes, for both models and both kinds of kernels. With ``--check`` the
+exit status is 1 if it does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +28,7 @@ from typing import Any
 
 import piper
 import torch
+from bound import Bound, add_check, has_defaults, verdict
 from paired import VOCABULARY, Batch, Clock, Ratio, Sizes, add_sizes, loss_fn, rounds
 from piper.emit.names import identifier
 from piper.emit.strides import reshape_where_needed
@@ -35,6 +41,7 @@ from torch import Tensor, nn
 
 DEFAULT = Sizes(layers=8, width=64, context=16, batch=1)
 WARM_UP = 5
+MOST = 1.1  # where the interval of the ratio of a whole step ends
 Step = Callable[[], object]
 
 ANNOTATIONS = {
@@ -181,15 +188,14 @@ def eager_step(model: nn.Module, batch: Batch) -> Step:
 # Reports.
 
 
-def compare(name: str, step: Step, other: Step, pairs: int) -> None:
-    """Run pairs and print the ratio."""
+def compare(name: str, step: Step, other: Step, pairs: int) -> Ratio:
+    """Run pairs, print and return the ratio."""
     measures = {"ours": partial(cpu_time, step), "theirs": partial(cpu_time, other)}
     found = {side: times[WARM_UP:] for side, times in rounds(measures, pairs + WARM_UP).items()}
     ours, theirs = (1e3 * statistics.median(times) for times in found.values())
-    print(
-        f"{name:30} {ours:6.2f} ms, eager {theirs:6.2f} ms, ratio "
-        f"{Ratio.of(found['ours'], found['theirs'])}, {pairs} pairs"
-    )
+    ratio = Ratio.of(found["ours"], found["theirs"])
+    print(f"{name:30} {ours:6.2f} ms, eager {theirs:6.2f} ms, ratio {ratio}, {pairs} pairs")
+    return ratio
 
 
 def cpu_time(step: Step) -> float:
@@ -239,8 +245,27 @@ def split(trainer: piper.Trainer, batch: Batch, steps: int) -> None:
     print(f"  {total - named:6.2f} ms  the rest: instructions, batch, outputs")
 
 
-def main() -> None:
-    """Measure one model."""
+def measure(name: str, sizes: Sizes, kernels: str, pairs: int) -> Ratio:
+    """Compare one model and print where the time goes; returns the ratio of the whole step."""
+    model, batch = make_model(name, sizes), sizes.data()
+    trainer = make_trainer(name, sizes, model, kernels)
+    launched = record(trainer, batch)
+    whole, eager = eager_step(make_model(name, sizes), batch), autograd(model, batch)
+    print(f"{name} of {sizes}, torch {torch.__version__}")
+    ratio = compare(f"whole step, {kernels}", partial(trainer.step, batch), whole, pairs)
+    compare(f"kernels, {kernels}", replay(launched, kernels_of(trainer)), eager, pairs)
+    compare("kernels, as captured", replay(launched, captured_kernels(trainer)), eager, pairs)
+    split(trainer, batch, pairs)
+    return ratio
+
+
+def bounds(name: str, kernels: str, ratio: Ratio) -> list[Bound]:
+    """What the ratio of a whole step may be at most."""
+    return [ratio.bound(f"whole step of {name}, {kernels} kernels", MOST)]
+
+
+def main() -> int:
+    """Measure one model; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -248,20 +273,16 @@ def main() -> None:
     parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--pairs", type=int, default=200)
     add_sizes(parser, DEFAULT, leave_out=("microbatches",))
+    add_check(parser, f"the interval of the whole step's ratio ends at {MOST:g} at most")
     options = vars(parser.parse_args())
-    name, kernels, pairs = options.pop("model"), options.pop("kernels"), options.pop("pairs")
+    chosen = ("model", "kernels", "pairs", "check")
+    bounded = has_defaults(parser, options, [size for size in vars(DEFAULT) if size in options])
+    name, kernels, pairs, check = (options.pop(option) for option in chosen)
     sizes = replace(DEFAULT, **options)
     torch.set_num_threads(1)
-    model, batch = make_model(name, sizes), sizes.data()
-    trainer = make_trainer(name, sizes, model, kernels)
-    launched = record(trainer, batch)
-    whole, eager = eager_step(make_model(name, sizes), batch), autograd(model, batch)
-    print(f"{name} of {sizes}, torch {torch.__version__}")
-    compare(f"whole step, {kernels}", partial(trainer.step, batch), whole, pairs)
-    compare(f"kernels, {kernels}", replay(launched, kernels_of(trainer)), eager, pairs)
-    compare("kernels, as captured", replay(launched, captured_kernels(trainer)), eager, pairs)
-    split(trainer, batch, pairs)
+    ratio = measure(name, sizes, kernels, pairs)
+    return verdict(bounds(name, kernels, ratio) if bounded else (), check=check)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from bound import Bound
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -187,6 +188,10 @@ class Ratio:
         """Of the times of two sides, round by round."""
         logs = [math.log(a / b) for a, b in zip(above, below, strict=True)]
         return cls(math.exp(statistics.fmean(logs)), *interval(logs))
+
+    def bound(self, text: str, most: float) -> Bound:
+        """The end of the interval is `most` at most."""
+        return Bound.of(f"{text}: the interval of the ratio ends at", self.high, most)
 
     def __str__(self) -> str:
         """Return ``0.981 (95 %: 0.975 to 0.988)``."""

@@ -5,23 +5,30 @@
 Compiles a small GPT under 1F1B on four ranks in one process, runs a step, and then lets every
 kernel return what it returned before. What is left of a step's time is the runtime's. Prints the
 median over steps, per instruction.
+
+The last line says whether the bound holds: 20 us at most. With ``--check`` the exit status is 1 if
+it does not.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import piper
 import torch
+from bound import Bound, add_check, verdict
 from paired import GPT, Batch, Config, loss_fn
 from piper_runtime import LocalTransport
 from piper_runtime.instruction import Instruction
 from torch import Tensor
 
 RANKS, MICROBATCHES, STEPS = 4, 16, 30
+MOST = 20.0  # us of an instruction, the median over steps
 
 
 def make_trainer(batch: Batch) -> piper.Trainer:
@@ -61,9 +68,8 @@ def _memoized(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def main() -> None:
-    """Measure."""
-    torch.set_num_threads(1)
+def measure() -> tuple[int, float]:
+    """Instructions of a step, and its seconds: the median over steps."""
     generator = torch.Generator().manual_seed(0)
     ids, labels = torch.randint(256, (2, MICROBATCHES, 4), generator=generator)
     batch = {"ids": ids, "labels": labels}
@@ -78,12 +84,30 @@ def main() -> None:
         start = time.perf_counter()
         trainer.step(batch)
         times.append(time.perf_counter() - start)
-    median = statistics.median(times)
-    print(
-        f"{len(counted)} instructions in {median * 1e3:.1f} ms, "
-        f"{median / len(counted) * 1e6:.1f} us each (median of {STEPS} steps)"
+    return len(counted), statistics.median(times)
+
+
+def bounds(count: int, seconds: float) -> list[Bound]:
+    """What an instruction may cost."""
+    each = seconds / count * 1e6
+    return [Bound.of("median over steps, per instruction:", each, MOST, unit=" us")]
+
+
+def main() -> int:
+    """Measure; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_check(parser, f"an instruction costs {MOST:g} us at most, as a median over steps")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    count, seconds = measure()
+    print(
+        f"{count} instructions in {seconds * 1e3:.1f} ms, "
+        f"{seconds / count * 1e6:.1f} us each (median of {STEPS} steps)"
+    )
+    return verdict(bounds(count, seconds), check=options.check)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

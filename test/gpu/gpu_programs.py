@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -23,7 +25,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained; ``rows`` are those of one microbatch."""
+    """What is trained; ``rows`` are those of one microbatch, ``remat`` a policy of ``piper.remat``."""
 
     layers: int
     width: int
@@ -31,13 +33,19 @@ class Sizes:
     rows: int
     microbatches: int
     vocabulary: int = 256
+    remat: Literal["min_cut", "save"] = "min_cut"
 
     @property
     def name(self) -> str:
-        return f"{self.layers}x{self.width}x{self.length}x{self.rows}x{self.microbatches}"
+        numbers = (self.layers, self.width, self.length, self.rows, self.microbatches)
+        return f"{'x'.join(map(str, numbers))}-{self.remat}"
 
 
 SIZES = {"cpu": Sizes(2, 16, 8, 2, 2, vocabulary=32), "cuda": Sizes(4, 512, 256, 8, 4)}
+TIMED = {  # keeps what autograd keeps
+    "cpu": Sizes(2, 16, 8, 2, 2, vocabulary=32, remat="save"),
+    "cuda": Sizes(8, 1024, 512, 8, 4, remat="save"),
+}
 
 
 class Block(nn.Module):
@@ -102,6 +110,30 @@ def plain_steps(
     return losses, found
 
 
+def plain_stepper(sizes: Sizes, device: torch.device, *, compiled: bool) -> Callable[[], float]:
+    """A step of plain PyTorch: gradients accumulate over the microbatches of a batch on the device.
+
+    The function takes the step and returns its loss, when the device is done.
+    """
+    model = make_model(sizes).to(device)
+    optimizer = adamw(list(model.parameters()))
+    batch = {name: value.to(device) for name, value in make_batch(sizes, 0).items()}
+    cut = {name: value.chunk(sizes.microbatches) for name, value in batch.items()}
+    loss_of = torch.compile(token_loss) if compiled else token_loss
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=device)
+        for ids, labels in zip(cut["ids"], cut["labels"], strict=True):
+            loss = loss_of(model, {"ids": ids, "labels": labels}) / sizes.microbatches
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        optimizer.step()
+        return float(total)
+
+    return step
+
+
 def program(sizes: Sizes) -> Program:
     """The program of one rank: out of the folder that the environment names, or compiled here."""
     if folder := os.environ.get(FOLDER):
@@ -113,6 +145,7 @@ def program(sizes: Sizes) -> Program:
         directives=[
             piper.annotate({"embed": "first", "layers.*": "layer", "head": "last"}),
             piper.split(microbatches=sizes.microbatches),
+            piper.remat(policy=sizes.remat),
             piper.update(adamw),
         ],
     )
@@ -120,5 +153,5 @@ def program(sizes: Sizes) -> Program:
 
 
 if __name__ == "__main__":
-    for one in SIZES.values():
+    for one in (*SIZES.values(), *TIMED.values()):
         program(one).save(Path(sys.argv[1]) / one.name)

@@ -1,5 +1,8 @@
 """One rank: `nccl` trains as `local` does, and groups of NCCL take what is asked of them.
 
+A program of one rank opens no group of NCCL: what trains here are the streams. The groups of one
+member below are opened by the tests themselves.
+
 On a CPU the same code runs with streams that do nothing and gloo.
 """
 

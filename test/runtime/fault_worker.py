@@ -1,6 +1,7 @@
-"""What each process of the fault tests runs, under torchrun: TIMEOUT STEPS FOLDER [stay].
+"""What each process of the fault tests runs, under torchrun: TIMEOUT STEPS FOLDER [stay] [compiled].
 
-It trains the hand-written program; PIPER_FAULT says what goes wrong. ``FOLDER/struck`` says when,
+It trains the hand-written program, or with ``compiled`` one that the compiler makes of a model;
+PIPER_FAULT says what goes wrong. ``FOLDER/struck`` says when,
 ``FOLDER/endedR`` when the training of rank R has failed, in seconds of the machine's clock. With
 ``stay`` no process ends before all have failed, so that torchrun does not end the others.
 """
@@ -10,14 +11,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import shared_model
 import torch
 from gloo_worker import shard
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts
 from piper_runtime import Program, Trainer
 from piper_runtime.faults import ArmedFault
 from piper_runtime.instruction import Instruction
+from torch import Tensor
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(sys.argv[3])
@@ -44,24 +49,41 @@ def wait_for_others() -> None:
         time.sleep(0.01)
 
 
+def train(timeout: float, steps: int) -> tuple[Trainer, float]:
+    """Train until the fault strikes; return the trainer and the last loss."""
+    program = Program(program_texts())
+    make: Callable[[int], dict[str, Tensor]] = make_batch
+    options: dict[str, Any] = {"model": TiedMlp(), "optimizer": make_sgd}
+    if "compiled" in sys.argv:
+        program, make, options = compiled(), shared_model.make_batch, {}
+    trainer = Trainer(program, timeout=timeout, **options)
+    for step in range(steps):
+        loss = trainer.step(shard(make(step), RANK % 2)).loss
+    return trainer, loss
+
+
+def compiled() -> Program:
+    """A model on two stages times two copies, which rank 0 compiles for all."""
+    import piper  # the hand-written program needs no compiler
+
+    model, batch = shared_model.make_model(), shard(shared_model.make_batch(), RANK % 2)
+    return piper.compile(model, shared_model.token_loss, shared_model.make_strategy(), batch)
+
+
 def main() -> None:
-    """Train until the fault strikes."""
+    """Train, and note when that has failed."""
     torch.set_num_threads(1)
     ArmedFault.before = note_and_strike  # type: ignore[method-assign]
     timeout, steps = float(sys.argv[1]), int(sys.argv[2])
-    trainer = Trainer(
-        Program(program_texts()), model=TiedMlp(), optimizer=make_sgd, timeout=timeout
-    )
     try:
-        for step in range(steps):
-            result = trainer.step(shard(make_batch(step), RANK % 2))
+        trainer, loss = train(timeout, steps)
     except BaseException:
         note(f"ended{RANK}")
         if "stay" in sys.argv:
             wait_for_others()
         raise
     # In one piece, since all ranks write to one pipe.
-    sys.stdout.write(f"loss {result.loss!r} of rank {RANK}\n")
+    sys.stdout.write(f"loss {loss!r} of rank {RANK}\n")
     sys.stdout.flush()
     trainer.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -161,9 +162,10 @@ class Ended:
 
     def reports(self, text: str) -> list[int]:
         """The ranks whose last exception is of a kind, or holds a text."""
-        return [r for r in range(4) if any(text in line for line in self._lines(r))]
+        return [r for r in range(4) if any(text in line for line in self.lines(r))]
 
-    def _lines(self, rank: int) -> list[str]:
+    def lines(self, rank: int) -> list[str]:
+        """What a rank has said of its exceptions."""
         return [line for line in self.stderr.splitlines() if line.startswith(f"[rank{rank}]:")]
 
 
@@ -277,6 +279,41 @@ def test_a_raising_rank_stops_all_though_its_process_stays() -> None:
     assert set(ended.after) == {0, 1, 2, 3}
     assert max(ended.after.values()) < SECONDS
     assert ended.reports("RemoteError: rank 1 failed:") == [0, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "line", "origin", "code"),
+    [
+        (
+            "instruction='head.0$B mb 1' action=raise",
+            "`head_0_B0_m1, head_0_B1_m1 = r.run(head_0_B, ",
+            r"from 1B1 \S*shared_model\.py:(\d+), order",
+            "return F.cross_entropy(",
+        ),
+        (
+            "instruction='recv layer.1$F#1 mb 2' action=sleep:1000",
+            "`from0_m2, e_10 = r.recv(comm='send$0.1', ",
+            r"from \S*shared_model\.py:(\d+) \(layers\.1\), place",
+            "x = x + F.gelu(layer(x))",
+        ),
+    ],
+)
+def test_of_a_compiled_program_the_report_names_line_and_directive(
+    fault: str, line: str, origin: str, code: str
+) -> None:
+    """The instruction, the line of the model that it is from, and the directive behind it."""
+    ended = launch(f"rank=2 step=2 {fault}", "compiled")
+    assert ended.status != 0
+    assert ended.left == []
+    model = WORKER.with_name("shared_model.py").read_text().splitlines()
+    for rank in ended.after:
+        own = "\n".join(ended.lines(rank))
+        assert line in own
+        found = re.search(origin, own[own.index(line) :])
+        assert found is not None
+        assert code in model[int(found[1]) - 1]
+    assert set(ended.after) >= {0, 1, 3}
 
 
 @pytest.mark.slow

@@ -239,9 +239,13 @@ def test_progress_line() -> None:
 
 
 def test_the_transport_says_which(capsys: pytest.CaptureFixture[str]) -> None:
-    Trainer(Program(program_texts()), model=TiedMlp(), optimizer=make_sgd)
-    expected = "piper: transport local, mesh pp=2 x dp=2, 4 of 4 ranks here\n"
-    assert capsys.readouterr().err == expected
+    program = Program(program_texts())
+    trainer = Trainer(program, model=TiedMlp(), optimizer=make_sgd)
+    expected = "transport local on cpu, mesh pp=2 x dp=2, 4 of 4 ranks here"
+    assert capsys.readouterr().err == f"piper: {expected}\n"
+    trainer.transport.device = torch.device("cuda", 1)
+    expected = "transport local on cuda:1, mesh pp=2 x dp=2, 4 of 4 ranks here"
+    assert trainer.transport.describe(program.manifest.mesh) == expected
 
 
 def test_gloo_refuses_another_world_size() -> None:

@@ -110,10 +110,9 @@ class Transport(ABC):
         return
 
     def describe(self, mesh: Mesh) -> str:
-        """Return one line that says which transport runs which ranks."""
-        return (
-            f"transport {self.name}, mesh {mesh}, {len(self.ranks)} of {mesh.world_size} ranks here"
-        )
+        """Return one line that says which transport runs which ranks, and on which device."""
+        here = f"{len(self.ranks)} of {mesh.world_size} ranks here"
+        return f"transport {self.name} on {self.device}, mesh {mesh}, {here}"
 
 
 def rank_order_sum(parts: Sequence[Tensor]) -> Tensor:

@@ -101,7 +101,7 @@ class NcclTransport(StreamTransport):
 
         ``use_local_synchronization`` is not: torch 2.13 names such a group after how many groups
         the rank is in, which differs between ranks. Without it only members wait for each other,
-        too, as torch makes no barrier.
+        too, as torch makes no barrier unless ``TORCH_DIST_INIT_BARRIER`` is 1.
         """
         group: dist.ProcessGroup = dist.new_group(
             list(members),
