@@ -104,7 +104,8 @@ def Piper_DoReplicateOp : Piper_DirectiveOp<"replicate"> {
     that of the accumulated gradients.
 
     `zero` is the ZeRO stage: from 1 on, ranks share out what the optimizer keeps,
-    from 2 on, with `reduce = "each"`, the gradients too, from 3 on the states.
+    from 2 on, with `reduce = "each"`, the gradients too, from 3 on the states,
+    frozen ones among them.
     `shard` are the axes along which they do (absent: all of them; fewer is
     HSDP). `gather` says how long the states of stage 3 are kept whole: for
     `"each"` use, for a `"group"` of uses in a row, or for the `"step"`, which

@@ -33,10 +33,11 @@ LogicalResult FactRecorder::record(Operation *op, StringRef name,
 }
 
 FailureOr<SmallVector<StateOp>>
-selectStates(Operation *directive, SelectAttr select, bool trainable) {
+selectStates(Operation *directive, SelectAttr select,
+             llvm::function_ref<bool(StateOp)> isMeant) {
   SmallVector<StateOp> selected, all;
   for (auto state : directive->getParentOfType<ModuleOp>().getOps<StateOp>()) {
-    if (trainable && !state.isTrainable())
+    if (!isMeant(state))
       continue;
     all.push_back(state);
     if (select.matchesState(state.getSymName()))

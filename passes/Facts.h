@@ -47,9 +47,10 @@ private:
 };
 
 /// The states that a selector selects; an error, which lists what exists, if
-/// there are none. Only parameters are listed when `trainable` is set.
+/// there are none. Others than `isMeant` are neither selected nor listed.
 mlir::FailureOr<llvm::SmallVector<StateOp>>
-selectStates(mlir::Operation *directive, SelectAttr select, bool trainable);
+selectStates(mlir::Operation *directive, SelectAttr select,
+             llvm::function_ref<bool(StateOp)> isMeant);
 
 /// The location of an op together with that of the directive behind it.
 mlir::Location withDirective(mlir::Location loc, mlir::Operation *directive);

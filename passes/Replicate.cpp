@@ -53,7 +53,13 @@ class ReplicatePass : public impl::ReplicatePassBase<ReplicatePass> {
   }
 
   LogicalResult record(DoReplicateOp replicate) {
-    auto states = selectStates(replicate, replicate.getSelect(), true);
+    // Of frozen parameters stage 3 shares out all that there is: the value.
+    bool sharesFrozen = replicate.getZero() == 3;
+    auto states =
+        selectStates(replicate, replicate.getSelect(), [&](StateOp state) {
+          bool isParameter = state.getKind() == StateKind::Parameter;
+          return isParameter && (sharesFrozen || state.isTrainable());
+        });
     if (failed(states))
       return failure();
     for (StateOp state : *states)

@@ -34,7 +34,8 @@ class ShardPass : public impl::ShardPassBase<ShardPass> {
       return shard.emitOpError("expected a manual or auto axis of the mesh, "
                                "got '")
              << shard.getAxis() << "'";
-    auto states = selectStates(shard, shard.getSelect(), /*trainable=*/false);
+    auto states =
+        selectStates(shard, shard.getSelect(), [](StateOp) { return true; });
     if (failed(states))
       return failure();
     if (axis.getRole() == AxisRole::Manual && shard.getDim() != 0)

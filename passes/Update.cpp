@@ -21,7 +21,9 @@ class UpdatePass : public impl::UpdatePassBase<UpdatePass> {
   void runOnOperation() override {
     FactRecorder facts;
     for (auto update : findDirectives<DoUpdateOp>(getOperation())) {
-      auto states = selectStates(update, update.getSelect(), true);
+      auto states = selectStates(update, update.getSelect(), [](StateOp state) {
+        return state.isTrainable();
+      });
       if (failed(states))
         return signalPassFailure();
       auto fact = OptimizationAttr::get(

@@ -1,4 +1,4 @@
-"""Frozen parameters under ZeRO: every rank has them, and nothing is done with them."""
+"""Frozen parameters under ZeRO-3: ranks share them out and gather them, and that is all."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def compiled(frozen: tuple[int, ...], case: Sharded) -> tuple[Program, nn.Module
         pytest.param((1, 2), id="half of each", marks=pytest.mark.slow),
     ],
 )
-def test_frozen_layers_are_left_alone(
+def test_frozen_layers_are_gathered_only(
     frozen: tuple[int, ...], reduce: Literal["last", "each"]
 ) -> None:
-    """No gradient, no collective, no state of an optimizer; the rest trains as plain PyTorch."""
+    """No gradient, no reduction, no state of an optimizer; the rest trains as plain PyTorch."""
     case = Sharded("1F1B", 2, 2, 4, zero=3, reduce=reduce)
     program, model, batches = compiled(frozen, case)
     expected = plain_steps(model, squares, batches, adamw, clip=CLIP)
@@ -106,26 +106,28 @@ def test_frozen_layers_are_left_alone(
         trainer.step(batch)
     names = {f"layers.{index}.{name}" for index in frozen for name in ("weight", "bias")}
     assert trainer.gradients().keys() == dict(model.named_parameters()).keys() - names
+    whole = trainer.full_state_dict()
+    assert all(torch.equal(whole[name], model.state_dict()[name]) for name in names)
     seen: set[str] = set()
     for rank, home in trainer._homes.items():
-        kinds: set[str] = set()
+        kinds = {"all_gather"}
         for bucket in home.buckets.values():
             seen.update(bucket.spec.members)
             if names.issuperset(bucket.spec.members):
-                check_frozen(bucket)
+                check_frozen(bucket, case)
             else:
                 assert names.isdisjoint(bucket.spec.members)
                 check_trained(bucket, case)
-                kinds = {"all_gather", "reduce_scatter"}
+                kinds = kinds | {"reduce_scatter"}
         assert transport.kinds.get(rank, set()) == kinds
     assert seen == dict(model.named_parameters()).keys()
     trainer.close()
 
 
-def check_frozen(bucket: Bucket) -> None:
-    """It has a value, which is whole, and nothing else."""
-    assert bucket.spec.shard_axes == ()
-    assert bucket.value.numel() == sum(member.numel for member in bucket.members)
+def check_frozen(bucket: Bucket, case: Sharded) -> None:
+    """It has a part of the value, and nothing else."""
+    assert bucket.spec.shard_axes == ("dp",)
+    assert bucket.value.numel() == sum(member.numel for member in bucket.members) // case.dp
     assert bucket.compute is None
     assert bucket.spec.grad_dtype is None
     assert bucket._grad is None

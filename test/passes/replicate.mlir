@@ -23,6 +23,24 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
 
 // -----
 
+// Stage 3 shares out frozen parameters, too; buffers are not replicated.
+// CHECK: piper.state @a.weight parameter : !f32_4 replication <["dp"], zero = 3,
+// CHECK: piper.state @frozen parameter frozen : !f32_4 replication <["dp"], zero = 3,
+// CHECK: piper.state @table buffer : !f32_4 loc
+// CHECK: piper.step @train
+// CHECK-SAME: axes ["dp"]
+!x = tensor<4xf32>
+piper.mesh @mesh [dp = 2 manual]
+piper.state @a.weight parameter : !x
+piper.state @frozen parameter frozen : !x
+piper.state @table buffer : !x
+piper.strategy @strategy mesh = @mesh {
+  piper.do.replicate <all> axes = ["dp"] zero = 3 bucket = 100 reduce = "each"
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] (%x: !x) {}
+
+// -----
+
 // A step may be replicated on several axes, and an axis of one rank needs no
 // directive.
 // CHECK: piper.step @train

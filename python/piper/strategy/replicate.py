@@ -30,12 +30,12 @@ class Replicate(Directive):
     of every microbatch. The default is `"each"` from stage 2 on, where it is what keeps gradients
     small, else `"last"`.
 
-    States of stage 3 are gathered for each use. `gather` says how long they are kept whole: for
-    `"each"` use, for a `"group"` of uses of a rank's schedule in a row that are of the same bucket
-    (the default), or for the `"step"`. Stages 1 and 2 gather what was updated at the end of a step,
-    or with `gather="step"` in the next, beside its first chunks. States are gathered `prefetch`
-    uses ahead (1 by default), as far as what is whole at once fits into `gather_limit` bytes of a
-    rank; what is used next is gathered in any case.
+    States of stage 3, frozen ones among them, are gathered for each use. `gather` says how long
+    they are kept whole: for `"each"` use, for a `"group"` of uses of a rank's schedule in a row
+    that are of the same bucket (the default), or for the `"step"`. Stages 1 and 2 gather what was
+    updated at the end of a step, or with `gather="step"` in the next, beside its first chunks.
+    States are gathered `prefetch` uses ahead (1 by default), as far as what is whole at once fits
+    into `gather_limit` bytes of a rank; what is used next is gathered in any case.
 
     Raises:
         ValueError: an option outside its range, or one that the ZeRO stage has no use for.
