@@ -77,6 +77,8 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered,
 
 // One operand and result per coordinate in a cluster; in a program one operand,
 // and an event as the last result. Of every collective:
+// - its parent is a step, a chunk, a cluster or a program, so that no op decides
+//   whether a rank takes part
 // - more than one operand needs `across`
 // - `over` names manual or auto axes of the mesh, `across` its unrolled axis
 // - the stream or communicator exists
@@ -84,6 +86,7 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered,
 //   collective does not change
 class Piper_Collective<string mnemonic, dag extra, list<Trait> traits = []>
     : Piper_Op<mnemonic, traits # [Piper_Ordered, AttrSizedOperandSegments,
+        ParentOneOf<["StepOp", "ChunkOp", "ClusterOp", "ProgramOp"]>,
         DeclareOpInterfaceMethods<Piper_CollectiveOp>, Piper_SymbolUser,
         Piper_ResultNames]> {
   let arguments = !con((ins Variadic<AnyRankedTensor>:$inputs,

@@ -335,7 +335,13 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     cluster's order along compute and each communicator, on the same values; and
     what the programs of a lowered cluster make is freed.
 
-    No collective is conditional, since programs have no control flow.
+    No collective is conditional: programs have no control flow, and no op that holds
+    others may hold one.
+
+    With `single-queue`, no instructions wait for each other in a cycle even where all
+    messages and collectives of a coordinate go through one queue, in the order in
+    which they are issued; and of communicators that join the same coordinates, all of
+    these issue in one order.
 
     With `max-memory`, the bytes of all storages of a program that are alive at
     once are bounded: slots of the buckets that its coordinate holds (gradients if

@@ -31,6 +31,10 @@ struct LowerOptions : PassPipelineOptions<LowerOptions> {
       *this, "max-sms",
       llvm::cl::desc("As for piper-verify: SMs that communication holds"),
       llvm::cl::init(0)};
+  Option<bool> singleQueue{
+      *this, "single-queue",
+      llvm::cl::desc("As for piper-verify: all communication in one queue"),
+      llvm::cl::init(false)};
 };
 
 } // namespace
@@ -79,6 +83,7 @@ void registerAllPasses() {
         limits.maxCommunicators = options.maxCommunicators;
         limits.maxMemory = options.maxMemory;
         limits.maxSms = options.maxSms;
+        limits.singleQueue = options.singleQueue;
         buildLowerPipeline(passes, limits);
       });
   registerCSEPass();

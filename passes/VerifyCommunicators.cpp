@@ -6,9 +6,9 @@
 //===----------------------------------------------------------------------===//
 
 // A program is one block without control flow: every rank of a coordinate
-// issues every instruction in it. So no collective is conditional, and the
-// ranks along manual axes issue in one order, by construction. What is left to
-// check lies between coordinates.
+// issues every instruction in it. So no collective is conditional (its verifier
+// refuses it inside any other op), and the ranks along manual axes issue in one
+// order, by construction. What is left to check lies between coordinates.
 
 #include "passes/Verify.h"
 

@@ -3,8 +3,10 @@
 
 #include "dialect/Piper.h"
 #include "mlir/Tools/mlir-lsp-server/MlirLspServerMain.h"
+#include "tools/FatalErrors.h"
 
 int main(int argc, char **argv) {
+  piper::exitOnFatalErrors();
   mlir::DialectRegistry registry;
   registry.insert<piper::PiperDialect>();
   return mlir::failed(mlir::MlirLspServerMain(argc, argv, registry));

@@ -4,6 +4,7 @@
 #include "mlir/IR/AsmState.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "passes/Passes.h"
+#include "tools/FatalErrors.h"
 #include "llvm/Support/CommandLine.h"
 
 /// Locations carry the user's source lines and module names, so unlike mlir-opt
@@ -16,6 +17,7 @@ static void printDebugInfoByDefault() {
 }
 
 int main(int argc, char **argv) {
+  piper::exitOnFatalErrors();
   printDebugInfoByDefault();
   piper::registerAllPasses();
   mlir::DialectRegistry registry;

@@ -4,8 +4,10 @@
 #include "dialect/Piper.h"
 #include "mlir/Tools/mlir-reduce/MlirReduceMain.h"
 #include "passes/Passes.h"
+#include "tools/FatalErrors.h"
 
 int main(int argc, char **argv) {
+  piper::exitOnFatalErrors();
   piper::registerAllPasses();
   mlir::DialectRegistry registry;
   registry.insert<piper::PiperDialect>();

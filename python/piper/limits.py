@@ -1,8 +1,8 @@
-"""What programs may take of a device: checked when they are compiled, before anything runs."""
+"""What programs may ask of a device: checked when they are compiled, before anything runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from piper.strategy.directive import check_count
 
@@ -11,7 +11,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Upper bounds on every rank's program; None is no bound.
+    """What every rank's program must fit into; None is no bound.
 
     `memory` are bytes of storages that are there at once: states, gradients, the batch, and what
     instructions make until it is freed. It leaves out what the optimizer keeps and what an
@@ -24,24 +24,35 @@ class Limits:
 
     `communicators` is how many a rank may be a member of.
 
+    `single_queue` is for devices that take up messages and collectives of all communicators of a rank
+    one at a time, in the order in which the rank issues them. The programs finish there as well, and
+    communicators that share ranks are issued in one order on all of these. Of what Piper orders
+    itself this holds; what a user's own pass lowers and moves is refused if it does not.
+
     Raises:
         ValueError: a limit that is not an int of at least 1.
+        TypeError: `single_queue` is not a bool.
     """
 
     memory: int | None = None
     sms: int | None = None
     communicators: int | None = None
+    single_queue: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        for name, value in self._given().items():
+        for name, value in self._bounds().items():
             check_count(f"limit of {name}", value)
+        if not isinstance(self.single_queue, bool):
+            raise TypeError(f"single_queue must be True or False, got {self.single_queue!r}")
 
     def options(self) -> str:
         """The limits as options of ``piper-lower`` or ``piper-verify``, or nothing."""
-        given = " ".join(f"max-{name}={value}" for name, value in self._given().items())
-        return f"{{{given}}}" if given else ""
+        given = [f"max-{name}={value}" for name, value in self._bounds().items()]
+        if self.single_queue:
+            given.append("single-queue=true")
+        return f"{{{' '.join(given)}}}" if given else ""
 
-    def _given(self) -> dict[str, int]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+    def _bounds(self) -> dict[str, int]:
+        bounds = {"memory": self.memory, "sms": self.sms, "communicators": self.communicators}
+        return {name: value for name, value in bounds.items() if value is not None}

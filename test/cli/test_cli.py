@@ -158,6 +158,7 @@ def test_compile_replaces_the_program_in_a_directory(
                 "limits": piper.Limits(memory=4096, sms=20, communicators=8),
             },
         ),
+        (["--single-queue"], {"data_shards": None, "limits": piper.Limits(single_queue=True)}),
     ],
 )
 def test_compile_passes_options_on(

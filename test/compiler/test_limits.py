@@ -30,12 +30,21 @@ def test_limits_are_counts(name: str) -> None:
             ValueError, match=rf"limit of {name} must be an int of at least 1, got {value}"
         ):
             piper.Limits(**{name: value})
-    assert piper.Limits(**{name: 3}).options() == f"{{max-{name}=3}}"
+    given: dict[str, Any] = {name: 3}
+    assert piper.Limits(**given).options() == f"{{max-{name}=3}}"
 
 
 def test_limits_as_options() -> None:
     assert piper.Limits().options() == ""
     assert piper.Limits(sms=2, memory=1).options() == "{max-memory=1 max-sms=2}"
+    both = piper.Limits(memory=1, single_queue=True)
+    assert both.options() == "{max-memory=1 single-queue=true}"
+
+
+def test_single_queue_is_a_bool() -> None:
+    value: Any = 1
+    with pytest.raises(TypeError, match="single_queue must be True or False, got 1"):
+        piper.Limits(single_queue=value)
 
 
 def test_memory() -> None:
@@ -60,6 +69,20 @@ def test_communicators() -> None:
     ):
         compile_toy(limits=piper.Limits(communicators=4))
     compile_toy(limits=piper.Limits(communicators=5))
+
+
+def test_single_queue() -> None:
+    """What Piper orders finishes with one queue per rank; what a user's pass orders may not."""
+    limits = piper.Limits(single_queue=True)
+    assert compile_toy(limits=limits).texts == compile_toy().texts
+    late = piper.user_pass("toy_passes:reduce_late", at="cluster")
+    compile_toy(late)
+    with pytest.raises(
+        piper.CompileError,
+        match=r"expected number 0 on @reduce\.dp\.pp\$0\.1 to come before 'piper\.all_reduce' on "
+        r"@reduce\.pp\$0\.1, as at coordinate 0, which shares both communicators",
+    ):
+        compile_toy(late, limits=limits)
 
 
 def test_ranks_compare_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from piper.frontend.torch_op import torch_op
 from piper.mlir import ir
 from piper.mlir.dialects import piper
+from piper.mlir.passmanager import PassManager
 from piper.mlir.rewrite import PatternRewriter, RewritePatternSet, walk_and_apply_patterns
 
 
@@ -91,3 +92,16 @@ def add_pass(module: ir.Module, *, function: str) -> None:
 
 def drop_strategy(module: ir.Module) -> None:
     next(op for op in module.body.operations if isinstance(op, piper.StrategyOp)).erase()
+
+
+def reduce_late(module: ir.Module) -> bool:
+    """Lower, and let the last coordinate issue the tied gradient's sum behind that of the norm."""
+    PassManager.parse("builtin.module(piper-lower-programs)").run(module.operation)
+    program = [op for op in module.body.operations if isinstance(op, piper.ProgramOp)][1]
+    sums = [op for op in program.body.blocks[0].operations if isinstance(op, piper.AllReduceOp)]
+    gradient, norm = (
+        next(op for op in sums if str(op.stream) == f"@reduce.{axes}$0.1")
+        for axes in ("dp.pp", "pp")
+    )
+    gradient.operation.move_after(norm.operation)
+    return True

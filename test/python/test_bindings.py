@@ -28,5 +28,7 @@ def test_passes_are_registered() -> None:
 def test_limits_of_lowered_programs_are_those_of_verify() -> None:
     with ir.Context():
         limits = "max-communicators=3 max-memory=5000000000 max-sms=7"
-        printed = str(passmanager.PassManager.parse(f"builtin.module(piper-lower{{{limits}}})"))
-        assert f"piper-lower-programs,piper-verify{{{limits} single-queue=false}}" in printed
+        for queue in ("single-queue=false", "single-queue=true"):
+            lower = f"builtin.module(piper-lower{{{limits} {queue}}})"
+            printed = str(passmanager.PassManager.parse(lower))
+            assert f"piper-lower-programs,piper-verify{{{limits} {queue}}}" in printed

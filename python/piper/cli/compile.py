@@ -75,13 +75,19 @@ def add_parser(commands: Commands) -> None:
     limits = parser.add_argument_group("limits of the program of a rank (default: none)")
     for name, metavar, meaning in _LIMITS:
         limits.add_argument(f"--max-{name}", type=int, metavar=metavar, help=meaning)
+    limits.add_argument(
+        "--single-queue",
+        action="store_true",
+        help="it finishes where messages and collectives of a rank go through one queue",
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     folder = Path(options.output)
     stale = _artifact(folder)
-    limits = piper.Limits(**{name: getattr(options, f"max_{name}") for name, _, _ in _LIMITS})
+    bounds = {name: getattr(options, f"max_{name}") for name, _, _ in _LIMITS}
+    limits = piper.Limits(**bounds, single_queue=options.single_queue)
     model, loss_fn, strategy, batch = _call(options.source)
     program = piper.compile(
         model, loss_fn, strategy, batch, data_shards=options.data_shards, limits=limits
