@@ -78,6 +78,9 @@ class PartitionPass : public impl::PartitionPassBase<PartitionPass> {
         if (step.getPhase() == Phase::Captured &&
             failed(partition(step, mesh.lookupAxis(name), shard, symbols)))
           return signalPassFailure();
+    for (auto step : getOperation().getOps<StepOp>())
+      if (step.getPhase() == Phase::Captured)
+        tagExchanges(step);
   }
 
   /// Along a manual axis the directive is all that is needed; along an auto

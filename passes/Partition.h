@@ -33,6 +33,10 @@ mlir::LogicalResult partitionSequence(StepOp step, AxisAttr axis,
                                       DoSequenceOp sequence,
                                       mlir::SymbolTable &symbols);
 
+/// Lets what ranks exchange, which partitioning may have put into the preamble,
+/// belong to the chunks that use it, and take what these make.
+void tagExchanges(StepOp step);
+
 /// An error about an op that computes with what ranks hold parts of, with the
 /// directive that says so; whoever calls it goes on with "but ...".
 mlir::InFlightDiagnostic emitPartError(TorchOp op, AxisAttr axis,

@@ -88,6 +88,11 @@ def PartitionPass : Piper_Pass<"piper-partition"> {
     - With a `sequence` directive along a *manual* axis ranks have parts of the inputs;
       attention gathers keys and values.
 
+    What ranks exchange belongs to a chunk, also where it depends on inputs alone, as where
+    the batch says which experts are chosen: it leaves pass P for the first chunk that uses
+    it, with what is made of it and what only exchanges use; of what else they take the
+    chunk makes a copy.
+
     *Fails* if an op that is touched has no rule, or sees more of a dim than a rank has of
     it: see the rules of each in the files `Partition*.cpp`.
   }];
@@ -105,7 +110,9 @@ def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
     connected piece. A backward chunk is `of` its forward chunk, and `dual` says what in
     the two belongs together, as `primals` and `cotangents` on the ops say; of chunks
     that are cut, the first backward piece is of the last forward piece, and so on, and
-    only what these two take and return is paired. *Fails* if chunks wait for each other in a cycle.
+    only what these two take and return is paired. *Fails* if chunks wait for each other in a
+    cycle, for an op without a tag, and for an exchange that belongs to no chunk or takes
+    what none makes.
   }];
 }
 
@@ -310,7 +317,10 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     step: along auto axes, and along manual ones that share out the sequence, exchanges,
     gradients and reports get the kinds that they need, by the rules of the ops of
     kernels (`piper-assign-kinds`). From then on, whatever the phase, of every chunk:
-    along auto axes types say what its kernels make. Of clusters:
+    along auto axes types say what its kernels make. Of every outlined step whose ranks
+    exchange rows: these have the sizes of counts, and of what an `all_to_all` over the same
+    axes makes of them, on the way back swapped; experts take the counts that came with
+    their rows, grouped; and rows have the order of the sort that counted them. Of clusters:
 
     | from phase | holds |
     |---|---|

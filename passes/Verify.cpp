@@ -8,6 +8,7 @@
 #include "passes/Verify.h"
 
 #include "passes/Passes.h"
+#include "passes/VerifyRows.h"
 
 using namespace mlir;
 
@@ -26,6 +27,7 @@ class VerifyPass : public impl::VerifyPassBase<VerifyPass> {
     SymbolTable symbols(getOperation());
     derived = findDerivedBuckets(getOperation());
     if (failed(verifyKernels(getOperation(), symbols)) ||
+        failed(verifyRows(getOperation(), symbols)) ||
         failed(verifyClusters(symbols)) || failed(verifyPrograms(symbols)))
       signalPassFailure();
   }

@@ -26,6 +26,21 @@ class Undispatched(Layer):
         return x + y.view_as(x)
 
 
+class Ungrouped(Layer):
+    """Rows keep the order in which they came, which is that of experts in a single process only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(x).flatten(0, 1)
+        index, weights = self.router(tokens)
+        order, counts = piper.ops.moe_sort(index, EXPERTS, 1)
+        received = piper.ops.moe_exchange_counts(counts)
+        rows = piper.ops.moe_permute(tokens, order, CHOICES)
+        rows = self.experts(piper.ops.moe_dispatch(rows, counts, received), received)
+        rows = piper.ops.moe_collect(rows, counts, received)
+        y: Tensor = piper.ops.moe_unpermute(rows, order, weights)
+        return x + y.view_as(x)
+
+
 class Indexed(Layer):
     """The first expert is used by all tokens."""
 
@@ -56,6 +71,11 @@ class Mean(Layer):
         ),
         (Layer, "*.norm.weight", rf"\(layers.0.norm\): aten.native_layer_norm.default {PARTS}"),
         (Undispatched, EXPERT_STATES, rf"{HERE}: piper.moe_linear.default {PARTS}.*moe_dispatch"),
+        (
+            Ungrouped,
+            EXPERT_STATES,
+            r"\w+.py:\d+: piper.moe_linear.default expected rows grouped by expert, got rows as",
+        ),
         (Indexed, EXPERT_STATES, rf"{HERE}: aten.select.int {PARTS}.*dim 0 of operand"),
         (
             Mean,
@@ -63,7 +83,7 @@ class Mean(Layer):
             rf"{HERE}: aten.sum.dim_IntList {PARTS} needs the whole of dim 0 of operand",
         ),
     ],
-    ids=["nothing", "some", "router", "norm", "undispatched", "indexed", "mean"],
+    ids=["nothing", "some", "router", "norm", "undispatched", "ungrouped", "indexed", "mean"],
 )
 def test_what_would_be_wrong(layer: type[Layer], states: str, message: str) -> None:
     """The line that uses experts, and the directive that shares them out."""

@@ -156,5 +156,6 @@ SHARED_LAYERS: dict[str, Source] = {
     ),
     "tensors and sequence": EXCHANGES["tensors and sequence"],
     "context, ZeRO-1": EXCHANGES["context, ZeRO-1"],
+    "experts, ZeRO-1": EXCHANGES["experts, ZeRO-1"],
 }
-"""Those without experts, and parts of a vocabulary beside data ranks."""
+"""One for each way to share out layers, and parts of a vocabulary beside data ranks."""

@@ -1,0 +1,66 @@
+//===- ValueNumbers.cpp - Which values of a step are equal
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "passes/ValueNumbers.h"
+
+#include "dialect/Rules.h"
+
+using namespace mlir;
+
+namespace piper {
+
+/// Whether an op only copies, as chunks do with views that they return.
+static bool isCopy(Operation *op) {
+  auto torch = dyn_cast<TorchOp>(op);
+  return isa<RelabelOp>(op) ||
+         (torch && torch.getOpName() == "aten.clone.default");
+}
+
+/// Whether an attribute says what a value is: others say where it is made.
+static bool isOfValue(StringRef name) {
+  static constexpr StringLiteral others[] = {"label", "stream", "at",
+                                             "mb",    "facts",  "positions"};
+  return !llvm::is_contained(others, name);
+}
+
+unsigned ValueNumbers::get(Value value) {
+  auto [entry, fresh] = numbers.try_emplace(value, count);
+  count += fresh;
+  return entry->second;
+}
+
+ValueNumbers::Key ValueNumbers::getKey(Operation *op) {
+  Key key = {op->getName().getAsOpaquePointer()};
+  for (NamedAttribute attr : op->getAttrDictionary())
+    if (isOfValue(attr.getName())) {
+      key.push_back(attr.getName().getAsOpaquePointer());
+      key.push_back(attr.getValue().getAsOpaquePointer());
+    }
+  for (Value operand : op->getOperands())
+    key.push_back(reinterpret_cast<const void *>(uintptr_t(get(operand))));
+  return key;
+}
+
+unsigned ValueNumbers::getResult(Operation *op, size_t position) {
+  Key key = getKey(op);
+  key.push_back(reinterpret_cast<const void *>(uintptr_t(position)));
+  auto [entry, fresh] = known.try_emplace(std::move(key), count);
+  count += fresh;
+  return entry->second;
+}
+
+void ValueNumbers::add(Operation *op) {
+  auto torch = dyn_cast<TorchOp>(op);
+  for (OpResult result : op->getResults()) {
+    size_t number = result.getResultNumber();
+    set(result, isCopy(op) ? get(op->getOperand(0))
+                : torch    ? getResult(op, getPosition(torch, number))
+                           : getResult(op, number));
+  }
+}
+
+} // namespace piper
