@@ -78,5 +78,6 @@ docs: build ## regenerate docs/reference from TableGen
 bench: build ## run the benchmarks; fail if a bound does not hold
 	for script in $(filter-out $(IMPORTED) $(ON_RANKS) $(BOUNDED),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 	for script in $(BOUNDED); do $(BIN)/python $$script --check || exit 1; done
+	for options in llama "--kernels inductor" "llama --kernels inductor"; do $(BIN)/python benchmarks/kernel_host_time.py $$options --check || exit 1; done
 	for script in $(ON_RANKS) benchmarks/step_time.py; do $(TORCHRUN) --nproc-per-node 2 $$script --check || exit 1; done
 	$(TORCHRUN) --nproc-per-node 4 benchmarks/data_parallel.py --memory

@@ -35,7 +35,7 @@ def add_check(parser: argparse.ArgumentParser, text: str) -> None:
 def has_defaults(
     parser: argparse.ArgumentParser, options: Mapping[str, object], names: Iterable[str]
 ) -> bool:
-    """Whether options are what bounds are stated for: their default; ends if they must be."""
+    """Whether all of `names` have their default; with `--check`, others are an error."""
     others = [
         f"--{name} {parser.get_default(name)}"
         for name in names
@@ -54,6 +54,7 @@ def verdict(bounds: Iterable[Bound], *, check: bool) -> int:
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
     results = list(bounds)
+    assert results or not check
     for bound in results:
         print(bound, flush=True)
     return 1 if check and not all(bound.holds for bound in results) else 0

@@ -14,9 +14,9 @@ and eager kernels, one thread per rank; their first losses must be equal. What i
 
 With one microbatch per step and with several. Piper's buckets and FSDP2's units are layers, and
 DDP's buckets are as large as a layer. Prints the geometric mean of the ratio of step times, Piper's
-over the other's, and its 95 % interval (see `paired.py`). The last lines say which bounds hold: each
-interval ends at 1.02 at most, on two ranks at the default sizes. With ``--check`` the exit status
-is 1 if one of them does not hold.
+over the other's, and its 95 % interval (see `paired.py`). The last lines say which bounds hold:
+each interval ends at 1.02 at most, on two ranks at the default sizes. With ``--check`` the exit
+status is 1 if one of them does not hold.
 
 With ``--memory``, what ranks hold: Piper with 1F1B on two stages times ZeRO-2 (`reduce="each"`) on
 the other ranks beside FSDP2 (`reshard_after_forward=True`) over all. *Kept* is what is there between

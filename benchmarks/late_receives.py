@@ -3,19 +3,21 @@
     python benchmarks/late_receives.py
     python benchmarks/late_receives.py --schedules DualPipeV --ranks 8 --microbatches 32
 
-Compiles layers of experts, which ranks along `ep` share out, for a mesh of pipeline ranks times two,
-and simulates the programs on the machines of a device, where a message takes place once both of its
-ends are there (rendezvous). A program is compiled as it is, and with its receives moved down, each to
-the front of so many cells before the cell that uses it first, unless it is that late already; messages
-from one rank keep their order. A rank releases what it sent where its compute waits for the same rank
-next, and there waits for a late receive, too; where that is `kept` it does at the end of the step only.
+Compiles layers of experts, which ranks along `ep` share out, for a mesh of pipeline ranks times
+two, and simulates the programs on the machines of a device, where a message takes place once both
+of its ends are there (rendezvous). A program is compiled as it is, and with its receives moved
+down, each to the front of so many cells before the cell that uses it first, unless it is that late
+already; messages from one rank keep their order. A rank releases what it sent where its compute
+waits for the same rank next, and there waits for a late receive, too; where that is `kept` it does
+at the end of the step only.
 
-Prints a table of `docs/programs.md`: whether the programs finish, also where all communication of a
-rank shares one queue (`piper-verify`). In the mean of all messages: how many cells a receive is in
-front of the cell that uses it, how long it stands on the device before its sender comes, how long of
-that its rank computes, how long the sender stands before the receive comes, and how long what came
-lies until its use. How many messages a rank holds at most, and the step. What a receive that stands
-there takes from compute is not simulated.
+Prints a row per schedule and place, of which `docs/programs.md` has those that tell something:
+whether the programs finish, also where all communication of a rank shares one queue
+(`piper-verify`). In the mean of all messages: how many cells a receive is in front of the cell that
+uses it, how long it stands on the device before its sender comes, how long of that its rank
+computes, how long the sender stands before the receive comes, and how long what came lies until its
+use. How many messages a rank holds at most, and the step. What a receive that stands there takes
+from compute is not simulated.
 """
 
 from __future__ import annotations
@@ -44,6 +46,21 @@ from torch import Tensor, nn
 WIDTH, HIDDEN, EXPERTS, CHOICES, TOKENS, WORDS = 4096, 2048, 16, 4, 4096, 1024
 STAGES: Final = {"1F1B": 1, "ZBH1": 1, "Interleaved1F1B": 2, "ZBVZeroBubble": 2, "DualPipeV": 2}
 """How many a rank holds."""
+MOST_AHEAD: Final = 8
+HEADER: Final = (
+    "schedule",
+    "receives",
+    "finish",
+    "in one queue",
+    "cells ahead",
+    "at most",
+    "receive waits",
+    "beside compute",
+    "sender waits",
+    "lies unused",
+    "held at most",
+    "step",
+)
 
 
 class Experts(nn.Module):
@@ -161,13 +178,13 @@ def _starts(program: list[Any], chunks: dict[str, Any]) -> dict[int, list[int]]:
     order: list[int] = []
     for number, op in enumerate(program):
         if not isinstance(op, ops.RunOp) or "stage" not in chunks[op.chunk.value].attributes:
-            found[number] = [number] * 9
+            found[number] = [number] * (MOST_AHEAD + 1)
             continue
         about = chunks[op.chunk.value].attributes
         cell = (str(about["stage"]), str(about["pass"]), str(op.mb))
         if cell not in firsts:
             firsts[cell] = number
-            before[cell] = [number, *order[::-1], *[0] * 9]
+            before[cell] = [number, *order[::-1], *[0] * MOST_AHEAD]
             order.append(number)
         found[number] = before[cell]
     return found
@@ -311,8 +328,8 @@ def report(options: argparse.Namespace) -> Iterator[str]:
     target = device(options.device)
     sizes = {"ranks": options.ranks, "microbatches": options.microbatches}
     yield (
-        f"pp {options.ranks} x ep 2, {options.microbatches} microbatches of {TOKENS} tokens, a layer "
-        f"per stage, on {target.name} at {options.efficiency:.0%} of its peak"
+        f"pp {options.ranks} x ep 2, {options.microbatches} microbatches of {TOKENS} tokens, "
+        f"a layer per stage, on {target.name} at {options.efficiency:.0%} of its peak"
     )
     rows: list[Sequence[str]] = [HEADER]
     for schedule in options.schedules:
@@ -333,22 +350,6 @@ def report(options: argparse.Namespace) -> Iterator[str]:
     yield from aligned(rows, numbers=8)
 
 
-HEADER: Final = (
-    "schedule",
-    "receives",
-    "finish",
-    "in one queue",
-    "cells ahead",
-    "at most",
-    "receive waits",
-    "beside compute",
-    "sender waits",
-    "lies unused",
-    "held at most",
-    "step",
-)
-
-
 def _cells(found: ProgramSimulation) -> Iterator[str]:
     """Yield the numbers of a row: means of messages, the most that are held, the step."""
     messages = [*measure(found)]
@@ -367,12 +368,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--schedules", nargs="+", default=list(STAGES), choices=list(STAGES))
-    parser.add_argument("--ahead", nargs="+", type=int, default=[1, 0], help="default: 1 0")
+    parser.add_argument(
+        "--ahead",
+        nargs="+",
+        type=int,
+        default=[1, 0],
+        choices=range(MOST_AHEAD + 1),
+        help="in front of how many cells (default: 1 0)",
+    )
     parser.add_argument("--ranks", type=int, default=4, help="pipeline ranks (default: 4)")
     parser.add_argument("--microbatches", type=int, default=12, help="of a step (default: 12)")
     parser.add_argument("--device", default="h800", help="default: h800")
     parser.add_argument("--efficiency", type=float, default=0.5, help="of its peak (default: 0.5)")
-    print("\n".join(report(parser.parse_args(arguments))))
+    options = parser.parse_args(arguments)
+    if options.ranks < 2:
+        parser.error(f"--ranks expected at least 2, between which messages go, got {options.ranks}")
+    print("\n".join(report(options)))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from piper.emit.outside import add_outside, fix_leaves
 from piper.emit.symbols import Symbols
 from piper.frontend import Capture, capture, capture_eval
 from piper.frontend.bias import separate_biases
+from piper.frontend.data import site_of
 from piper.frontend.importer import import_step
 from piper.frontend.sequences.lengths import refuse_lengths
 from piper.frontend.sequences.part import part_of_batch
@@ -182,7 +183,18 @@ def _capture(
         taken = simplify(taken)
         captures.append(separate_biases(taken) if strategy.mesh.auto else taken)
         advance()
+    _check_losses(*captures)
     return captures
+
+
+def _check_losses(train: Capture, evaluation: Capture) -> None:
+    """Check that evaluation reports what training does."""
+    trained, evaluated = ([loss.name for loss in of.losses] for of in (train, evaluation))
+    if trained != evaluated:
+        raise CompileError(
+            f"{site_of(evaluation.losses[0].value)}: the loss has the terms {evaluated} in "
+            f"evaluation and {trained} in training, expected the same"
+        )
 
 
 def _check_chunks(strategy: Strategy, model: nn.Module, taken: Capture) -> None:

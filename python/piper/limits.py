@@ -11,7 +11,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What every rank's program must fit into; None is no bound.
+    """What every rank's program must fit into. A number is a bound, None is none.
 
     `memory` are bytes of storages that are there at once: states, gradients, the batch, and what
     instructions make until it is freed. It leaves out what the optimizer keeps and what an
@@ -24,14 +24,14 @@ class Limits:
 
     `communicators` is how many a rank may be a member of.
 
-    `single_queue` is for devices that take up messages and collectives of all communicators of a rank
-    one at a time, in the order in which the rank issues them. The programs finish there as well, and
-    communicators that share ranks are issued in one order on all of these. Of what Piper orders
-    itself this holds; what a user's own pass lowers and moves is refused if it does not.
+    `single_queue` is for devices that take up messages and collectives of all communicators of a
+    rank one at a time, in the order in which the rank issues them. The programs finish there as
+    well, and communicators that share ranks are issued in one order on all of these. Of what Piper
+    orders itself this holds; what a user's own pass lowers and moves is refused if it does not.
 
     Raises:
-        ValueError: a limit that is not an int of at least 1.
-        TypeError: `single_queue` is not a bool.
+        ValueError: a bound that is not an int of at least 1.
+        TypeError: a `single_queue` that is no bool.
     """
 
     memory: int | None = None

@@ -1,4 +1,4 @@
-"""Bounds: what holds, what the exit status is, and which each benchmark checks. Nothing is timed."""
+"""Bounds: what holds, what the exit status is, which each benchmark checks; nothing is timed."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import piper
 import pytest
@@ -65,6 +66,22 @@ def test_batch_that_cannot_be_split() -> None:
         match=r"multiple of 4 \(2 microbatches x 2 ranks along 'dp'\), got 6 \(input 'ids', dim 0\)",
     ):
         compile_toy(directives(), rows=6)
+
+
+def balanced_in_training(model: nn.Module, batch: Any) -> Tensor:
+    loss = loss_fn(model, batch)
+    if model.training:
+        loss = loss + piper.local_loss(model(batch["ids"]).square().mean(), name="again")
+    return loss
+
+
+def test_losses_that_evaluation_does_not_have() -> None:
+    strategy = piper.Strategy(mesh=MESH, directives=directives())
+    terms = r"the terms \['loss'\] in evaluation and \['loss', 'again'\] in training"
+    with pytest.raises(
+        piper.CompileError, match=rf"{HERE}: the loss has {terms}, expected the same"
+    ):
+        piper.compile(Toy(), balanced_in_training, strategy, batch_of(8))
 
 
 def test_more_stages_than_chunks() -> None:

@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained; ``rows`` are those of one microbatch, ``remat`` a policy of ``piper.remat``."""
+    """What is trained; ``rows`` are those of a microbatch, ``remat`` a policy of ``piper.remat``."""
 
     layers: int
     width: int

@@ -1,4 +1,4 @@
-"""What Piper's ops mean, in plain PyTorch: a model that calls them is a reference by these alone."""
+"""What Piper's ops mean in plain PyTorch, so that a model that calls them is a reference."""
 
 # ruff: noqa: N812  (plain PyTorch style)
 

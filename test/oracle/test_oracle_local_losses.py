@@ -193,17 +193,30 @@ def test_check_mode_compares_them(case: Experted) -> None:
     assert summary.unknown == 0
 
 
-def test_check_mode_finds_another_local_loss() -> None:
+def twice(model: nn.Module, batch: Batch) -> Tensor:
+    loss, balance = by_hand(model, batch)
+    return loss + 2 * COEFFICIENT * piper.local_loss(balance, name="balance")
+
+
+def not_at_all(model: nn.Module, batch: Batch) -> Tensor:
+    return by_hand(model, batch)[0]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "checked"),
+    [
+        (declared(by_hand), twice),
+        (declared(by_hand), not_at_all),
+        (not_at_all, declared(by_hand)),
+    ],
+)
+def test_check_mode_finds_another_local_loss(compiled: LossFunction, checked: LossFunction) -> None:
     case = Experted("1F1B", 0, 2, 2)
     (batch,) = small_moe.batches(case, steps=1)
-    program = captures().compile(case.plan(), batch)
-
-    def twice(model: nn.Module, batch: Batch) -> Tensor:
-        loss, balance = by_hand(model, batch)
-        return loss + 2 * COEFFICIENT * piper.local_loss(balance, name="balance")
-
+    model = captures().model
+    program = Captures(model, compiled).compile(case.plan(), batch)
     with pytest.raises(CheckError, match=r"the loss differs from plain .* from capture"):
-        piper.check(program, twice, batch, model=captures().model, optimizer=sgd, transport="local")
+        piper.check(program, checked, batch, model=model, optimizer=sgd, transport="local")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ MODEL = captures(Config(experts=True)).model
 
 
 def test_other_ways_lead_to_the_same_loss() -> None:
-    """Torch's attention and a loop over experts; outside the reference models have Piper's again."""
+    """Torch's attention and a loop over experts; behind the block models have Piper's again."""
     (step,) = plain_steps(MODEL, token_loss, [BATCH])
     assert piper.ops.attention is piper_runtime.ops.attention
     with torch.no_grad():

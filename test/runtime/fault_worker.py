@@ -1,9 +1,11 @@
-"""What each process of the fault tests runs, under torchrun: TIMEOUT STEPS FOLDER [stay] [compiled].
+"""What each process of the fault tests runs under torchrun.
+
+    fault_worker.py TIMEOUT STEPS FOLDER [stay] [compiled]
 
 It trains the hand-written program, or with ``compiled`` one that the compiler makes of a model;
-PIPER_FAULT says what goes wrong. ``FOLDER/struck`` says when,
-``FOLDER/endedR`` when the training of rank R has failed, in seconds of the machine's clock. With
-``stay`` no process ends before all have failed, so that torchrun does not end the others.
+PIPER_FAULT says what goes wrong. ``FOLDER/struck`` says when, ``FOLDER/endedR`` when the training
+of rank R has failed, in seconds of the machine's clock. With ``stay`` no process ends before all
+have failed, so that torchrun does not end the others.
 """
 
 from __future__ import annotations

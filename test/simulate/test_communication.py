@@ -95,7 +95,7 @@ LAST, EACH = Replication(), Replication(reduce="each")
 def test_reductions_are_held_against_the_policy(
     op: str, replication: Replication | None, *, each: bool, calls: int, ratio: float
 ) -> None:
-    """Of each contribution to a gradient, or of their sum, `calls` times, whatever was asked for."""
+    """Of each contribution to a gradient, or of their sum, `calls` times, as asked for or not."""
     rows = Rows()
 
     def reduce(value: int) -> int:

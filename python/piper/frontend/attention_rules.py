@@ -37,7 +37,7 @@ def _attended(node: fx.Node) -> str:
 
 
 def _attended_on_cpu(node: fx.Node) -> str:
-    """Torch's own ops, which know one width of queries, keys and values: each has its whole."""
+    """Torch's own ops, which know one width for queries, keys and values: no part of it is one."""
     mask = _mask_dims(node, "attn_mask", query="query")
     if node.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return ", ".join([*_INPUTS, *mask]) + " -> b h u f, b h u"

@@ -4,12 +4,13 @@
 
 Of the whole batch only ``main`` is wanted, of a part of it only ``c * value``:
 
-    with Without():         # loss is main(batch)
-    with Found() as found:  # found.values are those declared, found.leaves what the loss has of them
+    with WithoutTerms() as terms:  # the loss is main(batch)
+    with KeptTerms() as terms:     # the loss is made of terms.leaves, in place of terms.values
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,33 +18,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Found", "Without"]
+__all__ = ["KeptTerms", "WithoutTerms"]
 
 
-class Without(TorchFunctionMode):
-    """Every local term is zero, and has no gradient."""
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Replace what local terms return."""
-        if function is torch.ops.piper.local_term.default:
-            return torch.zeros_like(args[0], requires_grad=False)
-        return function(*args, **(kwargs or {}))
-
-
-class Found(TorchFunctionMode):
-    """Every local term is kept, and a leaf in its place, for which the loss can be derived."""
+class _Terms(TorchFunctionMode, ABC):
+    """Lets the loss be made of other values than those that are declared, which are kept."""
 
     def __init__(self) -> None:
-        """Find none so far."""
+        """Have met none so far."""
         super().__init__()
         self.values: list[Tensor] = []
-        self.leaves: list[Tensor] = []
 
     def __torch_function__(
         self,
@@ -52,9 +36,34 @@ class Found(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Take note of what local terms are given."""
-        if function is torch.ops.piper.local_term.default:
-            self.values.append(args[0])
-            self.leaves.append(args[0].detach().clone().requires_grad_())
-            return self.leaves[-1]
-        return function(*args, **(kwargs or {}))
+        """Replace what declaring a term returns."""
+        if function is not torch.ops.piper.local_term.default:
+            return function(*args, **(kwargs or {}))
+        self.values.append(args[0])
+        return self.replace(args[0])
+
+    @abstractmethod
+    def replace(self, value: Tensor) -> Tensor:
+        """Return what the loss is made of instead of a term."""
+
+
+class WithoutTerms(_Terms):
+    """Every local term is zero, and has no gradient."""
+
+    def replace(self, value: Tensor) -> Tensor:
+        """Return zero."""
+        return torch.zeros_like(value, requires_grad=False)
+
+
+class KeptTerms(_Terms):
+    """The loss is made of leaves, so that it can be derived by local terms alone."""
+
+    def __init__(self) -> None:
+        """Have met none so far."""
+        super().__init__()
+        self.leaves: list[Tensor] = []
+
+    def replace(self, value: Tensor) -> Tensor:
+        """Return a leaf of the same value."""
+        self.leaves.append(value.detach().clone().requires_grad_())
+        return self.leaves[-1]

@@ -1,4 +1,8 @@
-"""Loss and gradients of a whole batch by plain PyTorch, from what ranks have of it."""
+"""Loss and gradients by plain PyTorch, from what ranks have of the batch.
+
+The main term of the loss is one of the whole batch. Those that are declared local are the mean of
+what each microbatch of each rank has.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from piper.reference.local_terms import Found, Without
+from piper.reference.local_terms import KeptTerms, WithoutTerms
 
 __all__ = ["LossFunction", "PlainStep", "first_difference"]
 
@@ -52,13 +56,11 @@ class PlainStep:
         are the mean of what each microbatch of each shard has.
         """
         rows = _join_sequences(shards, self._manifest)
-        derive = _Derive(self._model, self._loss, states, training=training)
-        total = derive.without_local_terms(self._whole(rows), scale=loss_scale)
-        if all(name == "loss" for name in self._manifest.losses):
-            return total
-        parts = [part for row in rows for part in self._microbatches(row)]
+        gradients = _Gradients(self._model, self._loss, states, training=training)
+        total, has_local = gradients.of_main(self._whole(rows), scale=loss_scale)
+        parts = [part for row in rows for part in self._microbatches(row)] if has_local else []
         for part in parts:
-            terms = derive.local_terms(self._whole([part]), scale=loss_scale, count=len(parts))
+            terms = gradients.of_local(self._whole([part]), scale=loss_scale, count=len(parts))
             for name, value in terms.items():
                 total[name] = total[name] + value if name in total else value
         return total
@@ -107,7 +109,7 @@ def first_difference(
     return None
 
 
-class _Derive:
+class _Gradients:
     """Loss and gradients by name of one batch; states are given in the dtype that the model has."""
 
     def __init__(self, model: nn.Module, loss: _Loss, states: States, *, training: bool) -> None:
@@ -123,32 +125,30 @@ class _Derive:
             f"model.{name}": states[name] for name, _ in model.named_buffers() if name in states
         }
 
-    def without_local_terms(self, batch: Any, *, scale: float) -> dict[str, Tensor]:
-        """Return the loss but for its local terms, and gradients times ``scale``."""
-        with torch.enable_grad(), Without():
+    def of_main(self, batch: Any, *, scale: float) -> tuple[dict[str, Tensor], bool]:
+        """Return the loss but for its local terms, gradients times ``scale``, and whether there are
+        local terms.
+        """
+        with torch.enable_grad(), WithoutTerms() as terms:
             loss = self._run(batch)
         derived = [loss] if loss.requires_grad else []
-        return {
-            "the loss": loss.detach(),
-            **self._gradients(derived, [torch.full_like(loss, scale)] * len(derived)),
-        }
+        found = self._derive(derived, [torch.full_like(loss, scale)] * len(derived))
+        return {"the loss": loss.detach(), **found}, bool(terms.values)
 
-    def local_terms(self, batch: Any, *, scale: float, count: int) -> dict[str, Tensor]:
+    def of_local(self, batch: Any, *, scale: float, count: int) -> dict[str, Tensor]:
         """Return the part of the loss that is its local terms, and gradients times ``scale``.
 
         Both are divided by ``count``.
         """
-        with torch.enable_grad(), Found() as found:
+        with torch.enable_grad(), KeptTerms() as kept:
             loss = self._run(batch)
-        factors = torch.autograd.grad(loss / count, found.leaves)
-        terms = [f * v.detach() for f, v in zip(factors, found.values, strict=True)]
-        derived = [i for i, value in enumerate(found.values) if value.requires_grad]
-        return {
-            "the loss": torch.stack([term.to(loss.dtype) for term in terms]).sum(),
-            **self._gradients(
-                [found.values[i] for i in derived], [factors[i] * scale for i in derived]
-            ),
-        }
+        factors = torch.autograd.grad(loss / count, kept.leaves)
+        terms = [f * v.detach() for f, v in zip(factors, kept.values, strict=True)]
+        derived = [i for i, value in enumerate(kept.values) if value.requires_grad]
+        found = self._derive(
+            [kept.values[i] for i in derived], [factors[i] * scale for i in derived]
+        )
+        return {"the loss": torch.stack([term.to(loss.dtype) for term in terms]).sum(), **found}
 
     def _run(self, batch: Any) -> Tensor:
         given = self._values | {name: value.clone() for name, value in self._buffers.items()}
@@ -156,7 +156,7 @@ class _Derive:
             loss: Tensor = functional_call(self._loss, given, (batch,))
         return loss
 
-    def _gradients(self, outputs: list[Tensor], tangents: list[Tensor]) -> dict[str, Tensor]:
+    def _derive(self, outputs: list[Tensor], tangents: list[Tensor]) -> dict[str, Tensor]:
         """Return the gradients of what is trained, by name; none where there is none."""
         trained = {n: v for n, v in self._values.items() if v.requires_grad}
         if not outputs or not trained:

@@ -1,6 +1,6 @@
 """Check mode: what a single process computes, for a ``Trainer`` to compare every value with.
 
-    plain PyTorch     loss and gradients of the whole batch: model, loss_fn, autograd
+    plain PyTorch     loss and gradients: model, loss_fn, autograd; local losses of each microbatch
       = the step      of one microbatch, from the IR, chunk by chunk, on every microbatch
       = the programs  each value of each instruction of each rank
 

@@ -127,7 +127,7 @@ def measure_volumes(facts: ProgramFacts, entry: str = "train") -> tuple[Volume, 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One message or collective: `size` are the bytes that its formula speaks of, and `times` how
-    often the textbook has its value go.
+    often the textbook has its value go, a message of a microbatch once.
     """
 
     row: Row
@@ -177,7 +177,6 @@ def _add_up(
     members = 2 if op == "send" else _num_members(facts, comm)
     share = _share(op, members)
     counts = Counter(call.value for call in calls)
-    # A message is named by its microbatch, too: each is to go once.
     textbook = sum({call.value: call.size * call.times for call in calls}.values())
     names = {value[0] for value in counts} if op == "send" else set(counts)
     return Traffic(

@@ -7,8 +7,8 @@ stream a buffer may be taken later, never earlier.
 What an instruction needs inside counts as if nothing but it ran meanwhile: tensors inside kernels,
 what an update scales, casts and computes, and the copies that a collective over gloo works on. Not
 counted are workspaces inside of ops, what gloo itself allocates, and that a collective's copies may
-be alive while another stream computes. Torch's profiler sees one thread: the test against it has
-that thread communicate as well.
+be alive while another stream computes. Torch's profiler sees one thread: where the test against it
+is about collectives, it has that thread communicate as well.
 """
 
 from __future__ import annotations
