@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from piper_runtime import LocalTransport, Trainer
-from piper_runtime.instruction import Instruction
+from piper_runtime import Trainer
 from sharded import Sharded
 from strategies import Captures
 from torch import Tensor, nn
+from weighing import Weighing
 
 LAYERS, WIDTH, MICROBATCHES = 4, 8, 4
 LAYER = WIDTH * 8  # bytes, in fp64
@@ -103,29 +103,6 @@ def layers() -> Captures:
     return Captures(Layers(), output)
 
 
-class Scale(LocalTransport):
-    """Weighs what collectives are handed, by rank and kind, but for the loss and other numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operands: Counter[tuple[int, str]] = Counter()
-
-    def submit(self, instruction: Instruction) -> None:
-        """Have this weigh the operands of an instruction when they are there."""
-        instruction.hooks = (*instruction.hooks, self)
-        super().submit(instruction)
-
-    def before(self, instruction: Instruction) -> None:
-        """Weigh."""
-        if instruction.kind in SHARES:
-            value = instruction.operands[0].get()
-            if value.ndim:
-                self.operands[instruction.rank.home.index, instruction.kind] += value.nbytes
-
-    def after(self, instruction: Instruction, value: object) -> None:
-        """Do nothing."""
-
-
 def formulas(case: Sharded, stage: int) -> dict[str, Fraction]:
     """Bytes that a rank of a stage sends in a step, by kind.
 
@@ -153,7 +130,7 @@ def test_ranks_move_what_the_formulas_say(case: Sharded) -> None:
     batch = {"x": torch.ones(case.parts, WIDTH, dtype=torch.float64)}
     stages = case.stages
     strategy = case.strategy({"layers.*": "layer"}, sgd, stages=stages)
-    transport = Scale()
+    transport = Weighing()
     program = layers().compile(strategy, batch)
     trainer = Trainer(program, model=layers().model, optimizer=sgd, transport=transport)
     trainer.step(batch)

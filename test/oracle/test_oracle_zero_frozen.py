@@ -8,15 +8,14 @@ from typing import Literal
 import pytest
 import torch
 from oracle import adamw, check_steps, piper_steps, plain_steps
-from piper_runtime import LocalTransport, Program, Trainer
-from piper_runtime.instruction import Instruction
+from piper_runtime import Program, Trainer
 from piper_runtime.state import Bucket
 from sharded import Sharded
 from strategies import Captures
 from torch import Tensor, nn
+from weighing import Weighing
 
 CLIP, WIDTH, LAYERS = 0.1, 6, 4
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 KEPT = ("exp_avg", "exp_avg_sq")
 Batch = dict[str, Tensor]
 
@@ -50,28 +49,6 @@ def net(*frozen: int) -> Captures:
     return Captures(Net(*frozen), squares)
 
 
-class Watching(LocalTransport):
-    """Remembers by rank which collectives had more to do than a single number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds: dict[int, set[str]] = {}
-
-    def submit(self, instruction: Instruction) -> None:
-        """Look at an instruction when its operands are there."""
-        instruction.hooks = (*instruction.hooks, self)
-        super().submit(instruction)
-
-    def before(self, instruction: Instruction) -> None:
-        """Look."""
-        if instruction.kind in COLLECTIVES and instruction.operands[0].get().ndim:
-            kinds = self.kinds.setdefault(instruction.rank.home.index, set())
-            kinds.add(instruction.kind)
-
-    def after(self, instruction: Instruction, value: object) -> None:
-        """Do nothing."""
-
-
 def compiled(frozen: tuple[int, ...], case: Sharded) -> tuple[Program, nn.Module, list[Batch]]:
     """The program, the model and the batches of three steps."""
     generator = torch.Generator().manual_seed(1)
@@ -100,7 +77,7 @@ def test_frozen_layers_are_gathered_only(
     expected = plain_steps(model, squares, batches, adamw, clip=CLIP)
     check_steps(piper_steps(program, model, batches), expected)
 
-    transport = Watching()
+    transport = Weighing()
     trainer = Trainer(program, model=model, optimizer=adamw, transport=transport)
     for batch in batches:
         trainer.step(batch)
@@ -119,7 +96,7 @@ def test_frozen_layers_are_gathered_only(
                 assert names.isdisjoint(bucket.spec.members)
                 check_trained(bucket, case)
                 kinds = kinds | {"reduce_scatter"}
-        assert transport.kinds.get(rank, set()) == kinds
+        assert {kind for at, kind in transport.operands if at == rank} == kinds
     assert seen == dict(model.named_parameters()).keys()
     trainer.close()
 
