@@ -46,6 +46,47 @@ TagAttr getTag(Operation *op) {
   return isExchange(op) ? op->getAttrOfType<TagAttr>("tag") : TagAttr();
 }
 
+/// Of a captured step the outlined one keeps what chunks do, what ranks
+/// exchange between these, tangents and reports.
+LogicalResult checkOp(Operation *op) {
+  if (isa<ReadOp, TangentOp, OutputOp>(op))
+    return success();
+  if (!isa<TorchOp, GradOp, HostWaitOp, CollectiveOpInterface>(op))
+    return op->emitOpError("is not expected in a step of phase captured");
+  if (isa<CollectiveOpInterface>(op) && !op->hasAttr("label"))
+    return op->emitOpError("expected a label in a step of phase captured: it "
+                           "names what ranks exchange within a chunk");
+  TagAttr tag = getTag(op);
+  if (!tag)
+    return op->emitOpError("expected a tag: every op belongs to a chunk");
+  if (isExchange(op) && tag.getPass() == Pass::P)
+    return op->emitOpError("expected a tag of pass F or B, as ranks exchange "
+                           "nothing in a preamble, got ")
+           << tag;
+  return success();
+}
+
+/// What is not in a chunk takes what chunks make; tangents may count inputs.
+LogicalResult checkOperands(Operation *op) {
+  if (isa<TorchOp, GradOp>(op))
+    return success();
+  auto output = dyn_cast<OutputOp>(op);
+  for (Value operand : op->getOperands()) {
+    Operation *maker = operand.getDefiningOp();
+    bool isMade = maker && (isa<TorchOp>(maker) || isExchange(maker));
+    bool isScale = output && operand != output.getValue() &&
+                   isa_and_nonnull<TangentOp>(maker);
+    if (isMade || isScale || (isa<TangentOp>(op) && !maker))
+      continue;
+    InFlightDiagnostic error =
+        op->emitOpError("expected operands that a chunk makes, got ");
+    if (maker)
+      return error << "a result of '" << maker->getName() << "'";
+    return error << "an input of the step";
+  }
+  return success();
+}
+
 /// Outlines one step.
 class StepOutliner {
 public:
@@ -73,47 +114,6 @@ public:
   }
 
 private:
-  /// Of a captured step the outlined one keeps what chunks do, what ranks
-  /// exchange between these, tangents and reports.
-  static LogicalResult checkOp(Operation *op) {
-    if (isa<ReadOp, TangentOp, OutputOp>(op))
-      return success();
-    if (!isa<TorchOp, GradOp, HostWaitOp, CollectiveOpInterface>(op))
-      return op->emitOpError("is not expected in a step of phase captured");
-    if (isa<CollectiveOpInterface>(op) && !op->hasAttr("label"))
-      return op->emitOpError("expected a label in a step of phase captured: it "
-                             "names what ranks exchange within a chunk");
-    TagAttr tag = getTag(op);
-    if (!tag)
-      return op->emitOpError("expected a tag: every op belongs to a chunk");
-    if (isExchange(op) && tag.getPass() == Pass::P)
-      return op->emitOpError("expected a tag of pass F or B, as ranks exchange "
-                             "nothing in a preamble, got ")
-             << tag;
-    return success();
-  }
-
-  /// What is not in a chunk takes what chunks make; tangents may count inputs.
-  static LogicalResult checkOperands(Operation *op) {
-    if (isa<TorchOp, GradOp>(op))
-      return success();
-    auto output = dyn_cast<OutputOp>(op);
-    for (Value operand : op->getOperands()) {
-      Operation *maker = operand.getDefiningOp();
-      bool isMade = maker && (isa<TorchOp>(maker) || isExchange(maker));
-      bool isScale = output && operand != output.getValue() &&
-                     isa_and_nonnull<TangentOp>(maker);
-      if (isMade || isScale || (isa<TangentOp>(op) && !maker))
-        continue;
-      InFlightDiagnostic error =
-          op->emitOpError("expected operands that a chunk makes, got ");
-      if (maker)
-        return error << "a result of '" << maker->getName() << "'";
-      return error << "an input of the step";
-    }
-    return success();
-  }
-
   /// Gives every tagged op its chunk.
   void group() {
     llvm::EquivalenceClasses<Operation *> pieces = connectPreamble();
