@@ -9,7 +9,7 @@ are three choices each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -93,10 +93,10 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Logits of a token per position: ids (batch, time) -> (batch, time, vocabulary)."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, make_layer: Callable[[], nn.Module] = Layer) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.layers = nn.ModuleList(make_layer() for _ in range(layers))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from oracle import (
 from oracle_processes import train_processes
 from piper_runtime import CheckError
 from plain_ops import plain_ops
-from small_moe import CLIP, EXPERTS, VOCABULARY, WIDTH, Batch, Experted
+from small_moe import CLIP, EXPERTS, Batch, Experted
 from strategies import Captures
 from torch import Tensor, nn
 
@@ -53,16 +53,13 @@ class Layer(small_moe.Layer):
         return super().forward(x), EXPERTS * (share * score).sum()
 
 
-class Model(nn.Module):
+class Model(small_moe.Model):
     """Logits, and the sum of what layers return beside: ids (batch, time)."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        super().__init__(2, Layer)
 
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x: Tensor = self.embed(ids)
         balance = torch.zeros((), dtype=x.dtype)
         for layer in self.layers:

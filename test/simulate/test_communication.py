@@ -336,6 +336,11 @@ def test_policies_are_read_as_they_were_recorded(sharing: tuple[Policy, Program]
     assert set(found.values()) == {Replication(zero, reduce, gather or "each")}
 
 
+def test_the_policy_group_is_read() -> None:
+    found = ProgramFacts.read(replicated(MICROBATCHES, RANKS, (3, "each", "group"))).replications
+    assert set(found.values()) == {Replication(3, "each", "group")}
+
+
 def test_compiled_programs_move_what_the_textbook_says(program: Program) -> None:
     found = measure_traffic(ProgramFacts.read(program))
     assert {item.ratio for item in found} == {1.0}

@@ -16,14 +16,14 @@ from slips import Change, Slip
 __all__ = ["STEP_SLIPS", "drop_first", "exchanges_of"]
 
 SHARED = ("all_reduce", "all_gather", "reduce_scatter")
-EXCHANGES = (*SHARED, "all_to_all", "host_wait")
+TARGETS = (*SHARED, "all_to_all", "host_wait")
 
 
 def exchanges_of(module: ir.Module) -> list[ir.Operation]:
     """What the training step exchanges, and waits for."""
     every = [view.operation for view in module.body.operations]
     [step] = [op for op in every if _name(op) == "step" and _symbol(op) == "train"]
-    return [op for op in body_of(step) if _name(op) in EXCHANGES]
+    return [op for op in body_of(step) if _name(op) in TARGETS]
 
 
 def _name(op: ir.Operation) -> str:
@@ -223,14 +223,20 @@ def local(op: ir.Operation) -> Iterator[Change]:
     yield change
 
 
+def _confused(op: ir.Operation, at: int) -> Iterator[Change]:
+    """Take the operands at `at` and behind it for each other, or one for both."""
+    sent, received = op.operands[at], op.operands[at + 1]
+    yield _put(op, (at, received), (at + 1, sent))
+    yield _put(op, (at + 1, sent))
+    yield _put(op, (at, received))
+
+
 def sizes(op: ir.Operation) -> Iterator[Change]:
     """Send and receive rows in other sizes: exchanged, one for both, or those of another wait."""
     if _name(op) != "all_to_all" or len(op.operands) == 1:
         return
+    yield from _confused(op, 1)
     sent, received = op.operands[1], op.operands[2]
-    yield _put(op, (1, received), (2, sent))
-    yield _put(op, (2, sent))
-    yield _put(op, (1, received))
     for wait in _others(op, "host_wait"):
         for index in (1, 2):
             for size in wait.results:
@@ -242,10 +248,7 @@ def counts(op: ir.Operation) -> Iterator[Change]:
     """Wait for other counts: exchanged, one for both, or what other counts were exchanged for."""
     if _name(op) != "host_wait":
         return
-    sent, received = op.operands[0], op.operands[1]
-    yield _put(op, (0, received), (1, sent))
-    yield _put(op, (1, sent))
-    yield _put(op, (0, received))
+    yield from _confused(op, 0)
     for wait in _others(op, "host_wait"):
         yield from (_put(op, (index, wait.operands[index])) for index in (0, 1))
 
