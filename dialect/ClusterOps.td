@@ -56,6 +56,7 @@ def Piper_TransferOp : Piper_Op<"transfer", [Piper_Ordered,
 
     **Constraints**
     - source and destination differ
+    - the size is known: no dim is `?`
     - the stream exists
     - from phase `connected` on, the value arises at the source and is used at the
       destination (`piper-verify`)

@@ -303,6 +303,10 @@ LogicalResult TransferOp::verify() {
   if (getFrom() == getTo())
     return emitOpError("expected a destination other than the source, got ")
            << getTo();
+  if (!getValue().getType().hasStaticShape())
+    return emitOpError("expected a value whose size is known before it is "
+                       "sent, got ")
+           << getValue().getType();
   return success();
 }
 

@@ -47,7 +47,8 @@ private:
 };
 
 /// The states that a selector selects; an error, which lists what exists, if
-/// there are none. Others than `isMeant` are neither selected nor listed.
+/// there are none. States for which `isMeant` is false are neither selected nor
+/// listed.
 mlir::FailureOr<llvm::SmallVector<StateOp>>
 selectStates(mlir::Operation *directive, SelectAttr select,
              llvm::function_ref<bool(StateOp)> isMeant);

@@ -37,19 +37,42 @@ public:
       : cluster(cluster), place(place), stream(stream),
         builder(cluster.getContext()) {}
 
-  void run() {
+  LogicalResult run() {
     for (Operation &op : llvm::make_early_inc_range(cluster.getBlock())) {
       std::optional<int64_t> at = getCoordinate(&op);
       if (!at)
         continue;
-      for (OpOperand &operand : op.getOpOperands())
-        if (getCoordinate(operand.get()) != *at)
-          operand.set(getMoved(operand.get(), *at));
+      for (OpOperand &operand : op.getOpOperands()) {
+        if (getCoordinate(operand.get()) == *at)
+          continue;
+        if (failed(checkMoved(operand, *at)))
+          return failure();
+        operand.set(getMoved(operand.get(), *at));
+      }
     }
     cluster.setPhase(Phase::Connected);
+    return success();
   }
 
 private:
+  /// Who receives a value has made room for it.
+  LogicalResult checkMoved(OpOperand &operand, int64_t to) {
+    Value value = operand.get();
+    auto type = dyn_cast<RankedTensorType>(value.getType());
+    if (!type || type.hasStaticShape())
+      return success();
+    InFlightDiagnostic error =
+        operand.getOwner()->emitOpError("expected operand ")
+        << operand.getOperandNumber()
+        << ", of which only the run knows the size, to arise at its coordinate "
+        << to << ", got one of coordinate " << getCoordinate(value)
+        << "; annotate what sends rows to experts and what takes them as one "
+           "chunk, or place both on one stage";
+    if (Operation *maker = value.getDefiningOp())
+      error.attachNote(maker->getLoc()) << "it is made here";
+    return error;
+  }
+
   /// One transfer per value and destination, shared by all users there.
   Value getMoved(Value value, int64_t to) {
     Value &there = moved[{value, to}];
@@ -97,8 +120,9 @@ class InsertTransfersPass
     if (AxisAttr axis = mesh ? mesh.getUnrolledAxis() : AxisAttr())
       stream = declareStream(symbols, axis.getName());
     for (auto cluster : module.getOps<ClusterOp>())
-      if (cluster.getPhase() == Phase::Unrolled)
-        Connector(cluster, place, stream).run();
+      if (cluster.getPhase() == Phase::Unrolled &&
+          failed(Connector(cluster, place, stream).run()))
+        return signalPassFailure();
   }
 };
 

@@ -38,6 +38,47 @@ void eraseDeadOps(StepOp step) {
       op.erase();
 }
 
+/// Of a captured step the outlined one keeps what chunks do, what ranks
+/// exchange between these, tangents and reports.
+LogicalResult checkOp(Operation *op) {
+  if (isa<ReadOp, TangentOp, OutputOp>(op))
+    return success();
+  if (!isa<TorchOp, GradOp, HostWaitOp, CollectiveOpInterface>(op))
+    return op->emitOpError("is not expected in a step of phase captured");
+  if (isa<CollectiveOpInterface>(op) && !op->hasAttr("label"))
+    return op->emitOpError("expected a label in a step of phase captured: it "
+                           "names what ranks exchange within a chunk");
+  TagAttr tag = getChunkTag(op);
+  if (!tag)
+    return op->emitOpError("expected a tag: every op belongs to a chunk");
+  if (isExchange(op) && tag.getPass() == Pass::P)
+    return op->emitOpError("expected a tag of pass F or B, as ranks exchange "
+                           "nothing in a preamble, got ")
+           << tag;
+  return success();
+}
+
+/// What is not in a chunk takes what chunks make; tangents may count inputs.
+LogicalResult checkOperands(Operation *op) {
+  if (isa<TorchOp, GradOp>(op))
+    return success();
+  auto output = dyn_cast<OutputOp>(op);
+  for (Value operand : op->getOperands()) {
+    Operation *maker = operand.getDefiningOp();
+    bool isMade = maker && (isa<TorchOp>(maker) || isExchange(maker));
+    bool isScale = output && operand != output.getValue() &&
+                   isa_and_nonnull<TangentOp>(maker);
+    if (isMade || isScale || (isa<TangentOp>(op) && !maker))
+      continue;
+    InFlightDiagnostic error =
+        op->emitOpError("expected operands that a chunk makes, got ");
+    if (maker)
+      return error << "a result of '" << maker->getName() << "'";
+    return error << "an input of the step";
+  }
+  return success();
+}
+
 /// Outlines one step.
 class StepOutliner {
 public:
@@ -65,47 +106,6 @@ public:
   }
 
 private:
-  /// Of a captured step the outlined one keeps what chunks do, what ranks
-  /// exchange between these, tangents and reports.
-  static LogicalResult checkOp(Operation *op) {
-    if (isa<ReadOp, TangentOp, OutputOp>(op))
-      return success();
-    if (!isa<TorchOp, GradOp, HostWaitOp, CollectiveOpInterface>(op))
-      return op->emitOpError("is not expected in a step of phase captured");
-    if (isa<CollectiveOpInterface>(op) && !op->hasAttr("label"))
-      return op->emitOpError("expected a label in a step of phase captured: it "
-                             "names what ranks exchange within a chunk");
-    TagAttr tag = getChunkTag(op);
-    if (!tag)
-      return op->emitOpError("expected a tag: every op belongs to a chunk");
-    if (isExchange(op) && tag.getPass() == Pass::P)
-      return op->emitOpError("expected a tag of pass F or B, as ranks exchange "
-                             "nothing in a preamble, got ")
-             << tag;
-    return success();
-  }
-
-  /// What is not in a chunk takes what chunks make; tangents may count inputs.
-  static LogicalResult checkOperands(Operation *op) {
-    if (isa<TorchOp, GradOp>(op))
-      return success();
-    auto output = dyn_cast<OutputOp>(op);
-    for (Value operand : op->getOperands()) {
-      Operation *maker = operand.getDefiningOp();
-      bool isMade = maker && (isa<TorchOp>(maker) || isExchange(maker));
-      bool isScale = output && operand != output.getValue() &&
-                     isa_and_nonnull<TangentOp>(maker);
-      if (isMade || isScale || (isa<TangentOp>(op) && !maker))
-        continue;
-      InFlightDiagnostic error =
-          op->emitOpError("expected operands that a chunk makes, got ");
-      if (maker)
-        return error << "a result of '" << maker->getName() << "'";
-      return error << "an input of the step";
-    }
-    return success();
-  }
-
   /// Gives every tagged op its chunk.
   void group() {
     Pieces pieces(step);
@@ -250,7 +250,7 @@ private:
     return found->second;
   }
 
-  /// That piece comes behind the exchange of counts and before the wait.
+  /// That piece comes before the wait, and behind what the host waits for.
   void addWaitEdges(MutableArrayRef<llvm::SmallSetVector<size_t, 4>> users,
                     MutableArrayRef<size_t> missing) {
     for (auto [index, chunk] : llvm::enumerate(chunks)) {
@@ -260,8 +260,7 @@ private:
       missing[index] += users[*meanwhile].insert(index);
       for (Value operand : chunk.exchange->getOperands()) {
         Operation *maker = operand.getDefiningOp();
-        if (isExchange(maker) &&
-            getChunkTag(maker) == getChunkTag(chunk.exchange))
+        if (getChunkTag(maker) == getChunkTag(chunk.exchange))
           missing[*meanwhile] +=
               users[chunkOf.lookup(maker)].insert(*meanwhile);
       }
@@ -389,20 +388,23 @@ private:
   }
 
   /// The pieces that are cut off because the host waits. A forward pass is cut
-  /// in front of what it computes meanwhile; a backward pass that does not wait
-  /// is not. One that exchanges counts again begins with what leads to them.
+  /// in two, what leads to counts and what is computed meanwhile, of which the
+  /// smaller one counts as cut off; a backward pass that does not wait is not
+  /// cut. One that exchanges counts again begins with what leads to them.
   llvm::DenseSet<size_t> findCutOff() {
     llvm::DenseSet<size_t> found;
     for (const Outlined &chunk : chunks) {
       std::optional<size_t> meanwhile = findMeanwhile(chunk);
       if (!meanwhile)
         continue;
-      if (chunk.pass == Pass::F)
-        found.insert(*meanwhile);
-      else if (auto before =
-                   byPiece.find({getChunkTag(chunk.exchange), chunk.piece - 1});
-               before != byPiece.end())
-        found.insert(before->second);
+      auto before =
+          byPiece.find({getChunkTag(chunk.exchange), chunk.piece - 1});
+      bool isFirst =
+          before != byPiece.end() &&
+          (chunk.pass == Pass::B ||
+           chunks[before->second].ops.size() < chunks[*meanwhile].ops.size());
+      if (isFirst || chunk.pass == Pass::F)
+        found.insert(isFirst ? before->second : *meanwhile);
     }
     return found;
   }

@@ -8,11 +8,12 @@
 // Dims that rules give one name are one class. Reads of sharded states divide
 // their class by the number of ranks; what depends on experts follows:
 //
-//   order, counts = moe_sort(index, E, 1)       ranks 1 -> R, counts 1 x E -> R
-//   x E/R received = moe_exchange_counts(counts)      all_to_all rows =
-//   moe_dispatch(rows, counts, received) host_wait, all_to_all: n -> ? rows y =
-//   moe_linear(rows, w, received)           w: E -> E/R experts rows =
-//   moe_collect(y, counts, received)     all_to_all: ? -> n rows
+//   order, counts = moe_sort(index, E, 1)    ranks 1 -> R, 1 x E -> R x E/R
+//   received = moe_exchange_counts(counts)   all_to_all
+//   rows = moe_dispatch(rows, counts, received)
+//                                            host_wait, all_to_all: n -> ? rows
+//   y = moe_linear(rows, w, received)        w: E -> E/R experts
+//   rows = moe_collect(y, counts, received)  all_to_all: ? -> n rows
 
 #include "passes/DimClasses.h"
 #include "passes/Partition.h"

@@ -270,7 +270,8 @@ def InsertTransfersPass : Piper_Pass<"piper-insert-transfers"> {
   let summary = "Move values to the coordinates that use them";
   let description = [{
     *After*: phase `connected`: an op's operands arise at its own coordinate. There
-    is one transfer per value and destination.
+    is one transfer per value and destination. *Fails* for values of which only the
+    run knows the size, as rows of experts: who receives has made room before.
   }];
 }
 

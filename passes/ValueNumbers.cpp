@@ -27,6 +27,11 @@ static bool isOfValue(StringRef name) {
   return !llvm::is_contained(others, name);
 }
 
+/// Names and attributes are unique: a pointer stands for each.
+static uintptr_t toNumber(const void *pointer) {
+  return reinterpret_cast<uintptr_t>(pointer);
+}
+
 unsigned ValueNumbers::get(Value value) {
   auto [entry, fresh] = numbers.try_emplace(value, count);
   count += fresh;
@@ -34,20 +39,20 @@ unsigned ValueNumbers::get(Value value) {
 }
 
 ValueNumbers::Key ValueNumbers::getKey(Operation *op) {
-  Key key = {op->getName().getAsOpaquePointer()};
+  Key key = {toNumber(op->getName().getAsOpaquePointer())};
   for (NamedAttribute attr : op->getAttrDictionary())
     if (isOfValue(attr.getName())) {
-      key.push_back(attr.getName().getAsOpaquePointer());
-      key.push_back(attr.getValue().getAsOpaquePointer());
+      key.push_back(toNumber(attr.getName().getAsOpaquePointer()));
+      key.push_back(toNumber(attr.getValue().getAsOpaquePointer()));
     }
   for (Value operand : op->getOperands())
-    key.push_back(reinterpret_cast<const void *>(uintptr_t(get(operand))));
+    key.push_back(get(operand));
   return key;
 }
 
 unsigned ValueNumbers::getResult(Operation *op, size_t position) {
   Key key = getKey(op);
-  key.push_back(reinterpret_cast<const void *>(uintptr_t(position)));
+  key.push_back(position);
   auto [entry, fresh] = known.try_emplace(std::move(key), count);
   count += fresh;
   return entry->second;

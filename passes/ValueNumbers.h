@@ -12,6 +12,7 @@
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/Hashing.h"
 
+#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
@@ -33,7 +34,7 @@ public:
   void add(mlir::Operation *op);
 
 private:
-  using Key = std::vector<const void *>;
+  using Key = std::vector<uintptr_t>;
   struct Hash {
     size_t operator()(const Key &key) const {
       return llvm::hash_combine_range(key.begin(), key.end());

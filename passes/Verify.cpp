@@ -8,7 +8,6 @@
 #include "passes/Verify.h"
 
 #include "passes/Passes.h"
-#include "passes/VerifyRows.h"
 
 using namespace mlir;
 

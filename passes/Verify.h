@@ -37,6 +37,12 @@ mlir::LogicalResult verifyDataflow(ClusterOp cluster,
 mlir::LogicalResult verifyKernels(mlir::ModuleOp module,
                                   mlir::SymbolTable &symbols);
 
+/// In outlined steps rows that ranks exchange have the sizes of counts that
+/// they exchanged over the same axes, on the way back swapped, and ops on rows
+/// take the counts by which these came.
+mlir::LogicalResult verifyRows(mlir::ModuleOp module,
+                               mlir::SymbolTable &symbols);
+
 /// Counts and losses are sums over every microbatch, the norm is of every
 /// gradient; losses and norm are reported.
 mlir::LogicalResult verifyReports(ClusterOp cluster,

@@ -24,11 +24,9 @@
 // have a kind. Of sorted rows an op between may make others, of which nothing
 // is known: these are not checked.
 
-#include "passes/VerifyRows.h"
+#include "passes/RowKinds.h"
 #include "passes/ValueNumbers.h"
-
-#include "mlir/IR/BuiltinOps.h"
-#include "llvm/ADT/StringSwitch.h"
+#include "passes/Verify.h"
 
 using namespace mlir;
 
@@ -36,68 +34,11 @@ namespace piper {
 
 namespace {
 
-/// What is known of a value, and of which counts, by number.
-struct RowKind {
-  enum What { Unknown, Order, Counts, Received, Sizes, Sorted, Came, Grouped };
-  What what = Unknown;
-  unsigned of = 0;
-
-  bool operator==(const RowKind &other) const {
-    return what == other.what && of == other.of;
-  }
-  /// Whether it is rows of which only the run knows the number.
-  bool isThere() const { return what == Came || what == Grouped; }
-  bool isRows() const { return what == Sorted || isThere(); }
+/// What ranks exchange, and the number of the counts that they send.
+struct Exchange {
+  AllToAllOp op;
+  unsigned counts = 0;
 };
-
-StringRef describe(RowKind kind) {
-  switch (kind.what) {
-  case RowKind::Unknown:
-    return "others";
-  case RowKind::Order:
-    return "an order of rows";
-  case RowKind::Counts:
-    return "counts of rows that are sent";
-  case RowKind::Received:
-    return "counts of rows that are received";
-  case RowKind::Sizes:
-    return "sizes";
-  case RowKind::Sorted:
-    return "rows as they are sorted before they are sent";
-  case RowKind::Came:
-    return "rows as they came";
-  case RowKind::Grouped:
-    return "rows grouped by expert";
-  }
-  llvm_unreachable("all kinds are above");
-}
-
-/// What an op on rows takes: which operands are rows, and in what order.
-struct RowOp {
-  RowKind::What takes = RowKind::Unknown, makes = RowKind::Unknown;
-  int64_t rows = 0, order = -1; // operands
-  size_t numRows = 1;           // operands, of an op without order
-};
-
-RowOp getRowOp(TorchOp op) {
-  using Kind = RowKind;
-  return llvm::StringSwitch<RowOp>(op.getOpName())
-      .Case("piper.moe_permute.default", {Kind::Unknown, Kind::Sorted, -1, 1})
-      .Case("piper.moe_unpermute_rows.default",
-            {Kind::Unknown, Kind::Sorted, -1, 1})
-      .Case("piper.moe_unpermute.default", {Kind::Sorted, Kind::Unknown, 0, 1})
-      .Case("piper.moe_permute_backward.default",
-            {Kind::Sorted, Kind::Unknown, 0, 1})
-      .Case("piper.moe_unpermute_weights.default",
-            {Kind::Sorted, Kind::Unknown, 1, 2})
-      .Case("piper.moe_group.default", {Kind::Came, Kind::Grouped})
-      .Case("piper.moe_ungroup.default", {Kind::Grouped, Kind::Came})
-      .Case("piper.moe_linear.default", {Kind::Grouped, Kind::Grouped})
-      .Case("piper.moe_linear_input.default", {Kind::Grouped, Kind::Grouped})
-      .Case("piper.moe_linear_weight.default",
-            {Kind::Grouped, Kind::Unknown, 0, -1, 2})
-      .Default({});
-}
 
 /// Follows one step.
 class RowVerifier {
@@ -149,13 +90,11 @@ private:
   // Exchanges
   //===--------------------------------------------------------------------===//
 
+  /// Any values may be exchanged in equal parts: that they are counts, and of
+  /// what, is asked where sizes or ops take them as such.
   LogicalResult visitCounts(AllToAllOp op) {
     Value counts = op.getInputs().front(), received = op.getTensors().front();
-    RowKind kind = getKind(counts);
-    if (kind.what == RowKind::Received)
-      return op.emitOpError("expected counts of rows that are sent, got those "
-                            "that another all_to_all makes");
-    if (kind.isRows())
+    if (getKind(counts).isRows())
       return op.emitOpError("expected sizes of the rows that it exchanges");
     setKind(received, {RowKind::Received, numbers.get(received)});
     exchanges[numbers.get(received)] = {op, numbers.get(counts)};
@@ -167,34 +106,44 @@ private:
     RowKind received = getKind(op.getRecvSizes());
     if (sent.what != RowKind::Sizes || received.what != RowKind::Sizes)
       return op.emitOpError("expected sizes that a host_wait makes");
-    bool isBack = isExchanged(/*counts=*/received.of, sent.of);
-    if (!isBack && !isExchanged(sent.of, received.of))
+    bool isBack = areExchanged(/*counts=*/received.of, sent.of);
+    if (!isBack && !areExchanged(sent.of, received.of))
       return op.emitOpError(
           "expected sizes of counts and of what an all_to_all "
           "makes of these counts, got others");
-    unsigned there = isBack ? sent.of : received.of;
-    AllToAllOp exchange = exchanges.lookup(there).op;
-    if (exchange.getDim() != 0)
-      return exchange.emitOpError("expected dim 0, which counts rows by rank, "
-                                  "got dim ")
-             << exchange.getDim();
-    if (op.getOver() != exchange.getOver()) {
-      InFlightDiagnostic error = op.emitOpError("expected axes ")
-                                 << exchange.getOver()
-                                 << ", over which ranks exchange the counts of "
-                                    "its rows, got "
-                                 << op.getOver();
-      error.attachNote(exchange.getLoc()) << "the counts are exchanged here";
+    unsigned counts = isBack ? sent.of : received.of; // of rows that came
+    Exchange exchange = exchanges.lookup(counts);
+    if (failed(checkExchange(op, exchange)))
       return failure();
-    }
     Value rows = op.getInputs().front(), made = op.getTensors().front();
-    RowKind came = {RowKind::Came, there};
-    RowKind sorted = {RowKind::Sorted, exchanges.lookup(there).counts};
+    RowKind came = {RowKind::Came, counts};
+    RowKind sorted = {RowKind::Sorted, exchange.counts};
     RowKind wanted = isBack ? came : sorted;
     if (!agree(getKind(rows), wanted))
       return op.emitOpError("expected ") << explain(wanted, getKind(rows));
     setKind(made, isBack ? sorted : came);
     return success();
+  }
+
+  /// Counts that are sent are exchanged once, by rank, and as their rows are.
+  LogicalResult checkExchange(AllToAllOp op, const Exchange &exchange) {
+    AllToAllOp made = exchange.op;
+    if (kinds.lookup(exchange.counts).what == RowKind::Received)
+      return made.emitOpError("expected counts of rows that are sent, got "
+                              "those that another all_to_all makes");
+    if (made.getDim() != 0)
+      return made.emitOpError("expected dim 0, which counts rows by rank, got "
+                              "dim ")
+             << made.getDim();
+    if (op.getOver() == made.getOver())
+      return success();
+    InFlightDiagnostic error =
+        op.emitOpError("expected axes ")
+        << made.getOver()
+        << ", over which ranks exchange the counts of its rows, got "
+        << op.getOver();
+    error.attachNote(made.getLoc()) << "the counts are exchanged here";
+    return failure();
   }
 
   /// Ranks along other axes have the same rows, or parts of each.
@@ -204,7 +153,7 @@ private:
       if (!kind.isRows())
         continue;
       auto isAlong = [&](Attribute axis) {
-        return kind.isThere() &&
+        return kind.isReceivedRows() &&
                llvm::is_contained(exchanges.lookup(kind.of).op.getOver(), axis);
       };
       if (llvm::any_of(op.getOver(), isAlong))
@@ -218,7 +167,7 @@ private:
   }
 
   /// Whether one is what ranks exchange of the other.
-  bool isExchanged(unsigned counts, unsigned received) {
+  bool areExchanged(unsigned counts, unsigned received) {
     auto found = exchanges.find(received);
     return found != exchanges.end() && found->second.counts == counts;
   }
@@ -232,15 +181,10 @@ private:
       visitSort(op);
       return success();
     }
-    RowOp own = getRowOp(op);
-    int64_t last = std::max({own.rows, own.order, int64_t(own.numRows)});
-    if (int64_t(op.getInputs().size()) <= last || op->getNumResults() == 0)
-      return visitOther(op); // no op of Piper's, for all that its name says
-    if (own.order >= 0)
-      return visitOrdered(op, own);
-    if (own.takes != RowKind::Unknown)
-      return visitGrouped(op, own);
-    return visitOther(op);
+    std::optional<RowOp> own = getRowOp(op);
+    if (!own || !own->fits(op))
+      return visitOther(op);
+    return own->order ? visitOrdered(op, *own) : visitGrouped(op, *own);
   }
 
   /// What it orders and what it counts go together.
@@ -252,30 +196,33 @@ private:
   }
 
   /// Rows of tokens have the order that their sort gave them.
-  LogicalResult visitOrdered(TorchOp op, RowOp own) {
-    RowKind order = getKind(op.getInputs()[own.order]);
+  LogicalResult visitOrdered(TorchOp op, const RowOp &own) {
+    RowKind order = getKind(op.getInputs()[*own.order]);
     if (order.what != RowKind::Order)
       return success();
     RowKind wanted = {RowKind::Sorted, order.of};
     if (own.makes == RowKind::Sorted)
       setKind(op.getResult(0), wanted);
-    else if (RowKind got = getKind(op.getInputs()[own.rows]);
-             !agree(got, wanted))
-      return fail(op) << explain(wanted, got);
+    for (unsigned operand : own.rows)
+      if (RowKind got = getKind(op.getInputs()[operand]); !agree(got, wanted))
+        return fail(op) << explain(wanted, got);
     return success();
   }
 
   /// Experts take rows and the counts by which these came. In a layer that
-  /// ranks do not share out nothing came.
-  LogicalResult visitGrouped(TorchOp op, RowOp own) {
-    RowKind counts = getKind(op.getInputs().back());
-    for (Value value : op.getInputs().take_front(own.numRows)) {
-      RowKind rows = getKind(value);
-      if (!rows.isThere() && counts.what != RowKind::Received)
-        continue;
+  /// ranks do not share out nothing came, and counts are of one rank.
+  LogicalResult visitGrouped(TorchOp op, const RowOp &own) {
+    Value last = op.getInputs().back();
+    RowKind counts = getKind(last);
+    for (unsigned operand : own.rows) {
+      RowKind rows = getKind(op.getInputs()[operand]);
       RowKind received = {RowKind::Received, rows.of};
-      if (rows.isThere() && !(counts == received))
+      if (rows.isReceivedRows() && !(counts == received))
         return fail(op) << explain(received, counts);
+      if (counts.what == RowKind::Counts && getNumRanks(last) > 1)
+        return fail(op) << explain(received, counts);
+      if (counts.what != RowKind::Received)
+        continue;
       RowKind wanted = {own.takes, counts.of};
       if (!agree(rows, wanted))
         return fail(op) << explain(wanted, rows);
@@ -285,18 +232,24 @@ private:
     return success();
   }
 
+  /// For how many ranks rows are counted.
+  static int64_t getNumRanks(Value counts) {
+    auto type = cast<RankedTensorType>(counts.getType());
+    return type.getRank() == 0 ? 1 : type.getDimSize(0);
+  }
+
   /// Other ops work on each row by itself.
   LogicalResult visitOther(TorchOp op) {
     RowKind common;
     for (Value value : op.getInputs()) {
       RowKind kind = getKind(value);
-      if (!kind.isThere())
+      if (!kind.isReceivedRows())
         continue;
-      if (common.isThere() && !agree(kind, common))
+      if (common.isReceivedRows() && !agree(kind, common))
         return fail(op) << explain(common, kind);
       common = kind;
     }
-    if (!common.isThere())
+    if (!common.isReceivedRows())
       return success();
     for (Value result : op.getResults())
       if (!cast<RankedTensorType>(result.getType()).hasStaticShape())
@@ -323,8 +276,8 @@ private:
       return got.what == RowKind::Unknown ||
              (got.what == RowKind::Sorted &&
               (!isOfSort(got.of) || !isOfSort(wanted.of)));
-    return got.isThere() && wanted.isThere() && got.of == wanted.of &&
-           isSingle(got.of);
+    return got.isReceivedRows() && wanted.isReceivedRows() &&
+           got.of == wanted.of && hasOneExpert(got.of);
   }
 
   bool isOfSort(unsigned counts) {
@@ -332,26 +285,11 @@ private:
   }
 
   /// Whether ranks have one expert each: then rows came as they are grouped.
-  bool isSingle(unsigned received) {
+  bool hasOneExpert(unsigned received) {
     AllToAllOp op = exchanges.lookup(received).op;
     auto type = cast<RankedTensorType>(op.getTensors().front().getType());
     return type.getRank() == 2 && type.getDimSize(1) == 1;
   }
-
-  static std::string explain(RowKind wanted, RowKind got) {
-    std::string text;
-    llvm::raw_string_ostream os(text);
-    os << describe(wanted) << ", got " << describe(got);
-    if (wanted.what == got.what)
-      os << " of other counts";
-    return text;
-  }
-
-  /// What ranks exchange, and the number of the counts that they send.
-  struct Exchange {
-    AllToAllOp op;
-    unsigned counts = 0;
-  };
 
   SymbolTable &symbols;
   ValueNumbers numbers;
@@ -361,12 +299,22 @@ private:
 
 } // namespace
 
+/// Whether any kernel handles rows of experts.
+static bool hasExperts(ModuleOp module) {
+  for (auto kernel : module.getOps<KernelOp>())
+    if (llvm::any_of(kernel.getBody().getOps<TorchOp>(), isExpertsOp))
+      return true;
+  return false;
+}
+
 LogicalResult verifyRows(ModuleOp module, SymbolTable &symbols) {
+  bool areAllFollowed = hasExperts(module);
   for (auto step : module.getOps<StepOp>()) {
     Block &block = step.getBlock();
-    if (step.getPhase() != Phase::Captured &&
-        !block.getOps<AllToAllOp>().empty() &&
-        failed(RowVerifier(symbols).visit(block)))
+    if (step.getPhase() == Phase::Captured ||
+        (!areAllFollowed && block.getOps<AllToAllOp>().empty()))
+      continue;
+    if (failed(RowVerifier(symbols).visit(block)))
       return failure();
   }
   return success();

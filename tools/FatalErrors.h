@@ -17,8 +17,8 @@
 namespace piper {
 
 /// Lets what LLVM calls a fatal error end the process like any other error:
-/// with a message and exit code 1. By default it aborts, which MLIR's parser
-/// does of an op that is named like a registered dialect, such as `"piper."()`.
+/// with a message and exit code 1. By default it aborts, as MLIR's parser does
+/// on an op that is named like a registered dialect, such as `"piper."()`.
 inline void exitOnFatalErrors() {
   llvm::install_fatal_error_handler(
       [](void *, const char *reason, bool /*generateCrash*/) {

@@ -84,7 +84,7 @@ class Watchdog:
         self._seen: list[int] = list(counters.cells)
         self._changed = [now()] * len(self._seen)
         self._failed: float | None = None
-        self._known = False  # whether it was known in the last period that a rank failed
+        self._known = False  # whether a failure was known in the last period
         self._lock = threading.RLock()  # a signal may interrupt the thread that holds it
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="piper watchdog", daemon=True)
@@ -155,11 +155,12 @@ class Watchdog:
                         self._end_process()
 
     def _may_raise(self) -> bool:
-        """Return whether to raise what was published: not in the first period after a rank raised,
-        so that its own traceback is printed before those of the others.
+        """Return whether to raise what was published: not in the first period after another rank
+        raised or found a stall, so that what it prints stands before tracebacks of the others.
         """
         known, self._known = self._known, True
-        return known or self._entry()["kind"] != "failed"
+        entry = self._entry()
+        return known or entry["rank"] == self._rank or entry["kind"] == "vanished"
 
     def _sample(self, now: float) -> None:
         """Note which counters have changed since the last period."""

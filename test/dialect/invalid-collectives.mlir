@@ -14,6 +14,15 @@ piper.cluster @cluster of @train phase = connected mesh = @mesh microbatches = 1
 
 // -----
 
+piper.mesh @mesh [pp = 2 unrolled]
+piper.cluster @cluster of @train phase = connected mesh = @mesh microbatches = 1 {
+  %x = input "x" mb 0 at 0 : tensor<?x4xf32>
+  // expected-error @+1 {{'piper.transfer' op expected a value whose size is known before it is sent, got 'tensor<?x4xf32>'}}
+  %y = transfer %x from 0 to 1 mb 0 : tensor<?x4xf32>
+}
+
+// -----
+
 !V = tensor<4xf32, #piper.layout<dp = varying>>
 !S = tensor<2xf32, #piper.layout<dp = shard(0)>>
 piper.chunk @layer.0$F pass = F (%x: !V) {

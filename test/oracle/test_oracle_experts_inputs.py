@@ -6,18 +6,30 @@ the batch says who is chosen. Then all that is exchanged first could be computed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import piper
 import pytest
 import small_moe
 import torch
-from oracle import check_steps, piper_steps, plain_steps, sgd
+from oracle import check_steps, piper_steps, plain_steps, randomize, sgd
 from piper_runtime import LocalTransport
-from small_moe import CHOICES, CLIP, EXPERTS, VOCABULARY, WIDTH, Experted, Experts, token_loss
+from small_moe import (
+    CHOICES,
+    CLIP,
+    EXPERTS,
+    VOCABULARY,
+    WIDTH,
+    Experted,
+    Experts,
+    Router,
+    token_loss,
+)
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
+SHARED_TAGS = {"embed": "first", "router": "first", "layers.*": "layer", "head": "last"}
 
 
 def hashed(ids: Tensor) -> Tensor:
@@ -67,9 +79,11 @@ def chosen_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def make_model() -> nn.Module:
-    """In fp64."""
+    """With random weights, in fp64."""
     torch.manual_seed(0)
-    return Model().double()
+    model = Model()
+    randomize(model, scale=0.4)
+    return model.double()
 
 
 def check(case: Experted, loss: Any, batches: list[Batch]) -> None:
@@ -113,6 +127,97 @@ def test_the_batch_chooses(name: str) -> None:
         shape = (*batch["ids"].shape, CHOICES)
         batch["chosen"] = torch.randint(EXPERTS, shape, generator=draw)
     check(case, chosen_loss, batches)
+
+
+Send = Callable[[Tensor, Experts], Tensor]
+
+
+class Block(nn.Module):
+    """A layer that sends its tokens where others say, beside a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.experts = Experts()
+
+    def forward(self, x: Tensor, send: Send) -> Tensor:
+        return x + send(self.norm(x).flatten(0, 1), self.experts).view_as(x)
+
+
+class Plain(nn.Module):
+    """One router for all layers, which send tokens to the same experts."""
+
+    def __init__(self, *, by_hash: bool) -> None:
+        super().__init__()
+        self.by_hash = by_hash
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.router = Router()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embed(ids)
+        index, weights = self.router(x.flatten(0, 1))
+        send = self.choose(hashed(ids) if self.by_hash else index, weights)
+        for layer in self.layers:
+            x = layer(x, send)
+        logits: Tensor = self.head(x)
+        return logits
+
+    def choose(self, index: Tensor, weights: Tensor) -> Send:
+        def send(tokens: Tensor, experts: Experts) -> Tensor:
+            y: Tensor = piper.ops.moe_experts(tokens, index, weights, experts, experts=EXPERTS)
+            return y
+
+        return send
+
+
+class Shared(Plain):
+    """The same with one sort."""
+
+    def choose(self, index: Tensor, weights: Tensor) -> Send:
+        ops = piper.ops
+        order, counts = ops.moe_sort(index, EXPERTS, 1)
+        received = ops.moe_exchange_counts(counts)
+
+        def send(tokens: Tensor, experts: Experts) -> Tensor:
+            rows = ops.moe_permute(tokens, order, CHOICES)
+            rows = ops.moe_group(ops.moe_dispatch(rows, counts, received), received)
+            rows = ops.moe_ungroup(experts(rows, received), received)
+            rows = ops.moe_collect(rows, counts, received)
+            y: Tensor = ops.moe_unpermute(rows, order, weights)
+            return y
+
+        return send
+
+
+@pytest.mark.parametrize(
+    ("case", "by_hash"),
+    [
+        (Experted("1F1B", 2, 2, 2, zero=1), True),
+        pytest.param(Experted("1F1B", 2, 2, 2, zero=1), False, marks=pytest.mark.slow),
+        pytest.param(Experted("ZBVZeroBubble", 2, 2, 4, zero=3), True, marks=pytest.mark.slow),
+        pytest.param(Experted("DualPipeV", 2, 2, 4, zero=2), False, marks=pytest.mark.slow),
+        pytest.param(
+            Experted("1F1B", 2, 2, 2, remat=piper.remat("layer", policy="full")),
+            False,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_stages_share_one_sort(case: Experted, *, by_hash: bool) -> None:
+    """Counts are sent from the first to the second, sizes are not."""
+    torch.manual_seed(0)
+    model = Shared(by_hash=by_hash)
+    randomize(model, scale=0.4)
+    model = model.double()
+    plain = Plain(by_hash=by_hash).double()
+    plain.load_state_dict(model.state_dict())
+    batches = small_moe.batches(case, steps=2)
+    program = piper.compile(model, token_loss, case.plan(tags=SHARED_TAGS), batches[0])
+    found = piper_steps(program, model, batches, sgd)
+    check_steps(found, plain_steps(plain, token_loss, batches, sgd, clip=CLIP))
 
 
 class Raw(nn.Module):
@@ -159,3 +264,20 @@ def test_rows_that_are_inputs_are_sent() -> None:
     program = piper.compile(model, raw_loss, strategy, batch)
     found = piper_steps(program, model, [batch] * 2, sgd)
     check_steps(found, plain_steps(model, raw_loss, [batch] * 2, sgd))
+
+
+def test_rows_that_were_sent_stay_on_a_stage() -> None:
+    """How many came only the run knows: the next stage could make no room for them."""
+    case = Experted("1F1B", 2, 2, 2)
+    parts = ("norm", "router", "experts", "shared")
+    tags = {"embed": "first", **{f"layers.*.{part}": part for part in parts}, "head": "last"}
+    with pytest.raises(piper.CompileError) as raised:
+        piper.compile(
+            small_moe.Model(2), token_loss, case.plan(tags=tags), small_moe.batches(case)[0]
+        )
+    assert "small_moe.py" in str(raised.value)
+    assert (
+        "of which only the run knows the size, to arise at its coordinate 1, got one of "
+        "coordinate 0; annotate what sends rows to experts and what takes them as one chunk, or "
+        "place both on one stage" in str(raised.value)
+    )

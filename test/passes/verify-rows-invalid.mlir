@@ -104,6 +104,8 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x", "i", "j"] dims [0, 
   %c = all_to_all %a#2 dim 0 over ["ep"] as "a.0 counts" on @ep : !c -> !c
   // expected-error @+1 {{'piper.all_to_all' op expected counts of rows that are sent, got those that another all_to_all makes}}
   %d = all_to_all %c dim 0 over ["ep"] as "a.0 counts" on @ep : !c -> !c
+  %s:2 = host_wait %c, %d : !c, !c -> !piper.sizes, !piper.sizes
+  %in = all_to_all %a#0 dim 0 sizes %s#0, %s#1 over ["ep"] as "a.0 dispatch" on @ep : !r -> !q
 }
 
 // -----

@@ -261,3 +261,108 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x", "i", "j"] dims [0, 
   %y = run @a.0$F2(%b, %a#1) : (!q, !n) -> !x
   output "y" %y : !x
 }
+
+// -----
+
+// Rows that are never sent: experts of two ranks take those of one, by the counts of
+// what it would send,
+!x = tensor<6x8xf32>
+!r = tensor<12x8xf32>
+!i = tensor<6x2xi64>
+!n = tensor<12xi64>
+!c = tensor<2x2xi64>
+piper.mesh @mesh [dp = 2 manual, ep = 2 manual]
+piper.stream @compute
+piper.stream @ep
+piper.kernel @sort(%x: !x, %i: !i) -> (!r, !c) {
+  %order, %c = torch "piper.moe_sort.default"(%i, 4, 2) facts <pure> : (!i) -> (!n, !c)
+  %r = torch "piper.moe_permute.default"(%x, %order, 2) facts <pure> : (!x, !n) -> !r
+  return %r, %c : !r, !c
+}
+piper.chunk @a.0$F pass = F (%x: !x, %i: !i) -> (!r, !c) {
+  %0:2 = launch @sort(%x, %i) on @compute : (!x, !i) -> (!r, !c)
+  return %0#0, %0#1 : !r, !c
+}
+piper.kernel @experts(%r: !r, %c: !c) -> !r {
+  // expected-error @+1 {{piper.moe_group.default expected counts of rows that are received, got counts of rows that are sent}}
+  %0 = torch "piper.moe_group.default"(%r, %c) facts <pure> : (!r, !c) -> !r
+  return %0 : !r
+}
+piper.chunk @a.0$F1 pass = F (%r: !r, %c: !c) -> !r {
+  %0 = launch @experts(%r, %c) on @compute : (!r, !c) -> !r
+  return %0 : !r
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["x", "i"] dims [0, 0] (%x: !x, %i: !i) {
+  %a:2 = run @a.0$F(%x, %i) : (!x, !i) -> (!r, !c)
+  %c = all_to_all %a#1 dim 0 over ["ep"] as "a.0 counts" on @ep : !c -> !c
+  %b = run @a.0$F1(%a#0, %a#1) : (!r, !c) -> !r
+}
+
+// -----
+
+// by the counts of what it would receive,
+!x = tensor<6x8xf32>
+!r = tensor<12x8xf32>
+!i = tensor<6x2xi64>
+!n = tensor<12xi64>
+!c = tensor<2x2xi64>
+piper.mesh @mesh [dp = 2 manual, ep = 2 manual]
+piper.stream @compute
+piper.stream @ep
+piper.kernel @sort(%x: !x, %i: !i) -> (!r, !c) {
+  %order, %c = torch "piper.moe_sort.default"(%i, 4, 2) facts <pure> : (!i) -> (!n, !c)
+  %r = torch "piper.moe_permute.default"(%x, %order, 2) facts <pure> : (!x, !n) -> !r
+  return %r, %c : !r, !c
+}
+piper.chunk @a.0$F pass = F (%x: !x, %i: !i) -> (!r, !c) {
+  %0:2 = launch @sort(%x, %i) on @compute : (!x, !i) -> (!r, !c)
+  return %0#0, %0#1 : !r, !c
+}
+piper.kernel @experts(%r: !r, %c: !c) -> !r {
+  // expected-error @+1 {{piper.moe_group.default expected rows as they came, got rows as they are sorted before they are sent}}
+  %0 = torch "piper.moe_group.default"(%r, %c) facts <pure> : (!r, !c) -> !r
+  return %0 : !r
+}
+piper.chunk @a.0$F1 pass = F (%r: !r, %c: !c) -> !r {
+  %0 = launch @experts(%r, %c) on @compute : (!r, !c) -> !r
+  return %0 : !r
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["x", "i"] dims [0, 0] (%x: !x, %i: !i) {
+  %a:2 = run @a.0$F(%x, %i) : (!x, !i) -> (!r, !c)
+  %c = all_to_all %a#1 dim 0 over ["ep"] as "a.0 counts" on @ep : !c -> !c
+  %b = run @a.0$F1(%a#0, %c) : (!r, !c) -> !r
+}
+
+// -----
+
+// or where ranks exchange nothing at all.
+!x = tensor<6x8xf32>
+!r = tensor<12x8xf32>
+!i = tensor<6x2xi64>
+!n = tensor<12xi64>
+!c = tensor<2x2xi64>
+piper.mesh @mesh [dp = 2 manual, ep = 2 manual]
+piper.stream @compute
+piper.stream @ep
+piper.kernel @sort(%x: !x, %i: !i) -> (!r, !c) {
+  %order, %c = torch "piper.moe_sort.default"(%i, 4, 2) facts <pure> : (!i) -> (!n, !c)
+  %r = torch "piper.moe_permute.default"(%x, %order, 2) facts <pure> : (!x, !n) -> !r
+  return %r, %c : !r, !c
+}
+piper.chunk @a.0$F pass = F (%x: !x, %i: !i) -> (!r, !c) {
+  %0:2 = launch @sort(%x, %i) on @compute : (!x, !i) -> (!r, !c)
+  return %0#0, %0#1 : !r, !c
+}
+piper.kernel @experts(%r: !r, %c: !c) -> !r {
+  // expected-error @+1 {{piper.moe_group.default expected counts of rows that are received, got counts of rows that are sent}}
+  %0 = torch "piper.moe_group.default"(%r, %c) facts <pure> : (!r, !c) -> !r
+  return %0 : !r
+}
+piper.chunk @a.0$F1 pass = F (%r: !r, %c: !c) -> !r {
+  %0 = launch @experts(%r, %c) on @compute : (!r, !c) -> !r
+  return %0 : !r
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["x", "i"] dims [0, 0] (%x: !x, %i: !i) {
+  %a:2 = run @a.0$F(%x, %i) : (!x, !i) -> (!r, !c)
+  %b = run @a.0$F1(%a#0, %a#1) : (!r, !c) -> !r
+}
