@@ -49,10 +49,10 @@ STAGES: Final[Mapping[str, int]] = {"1F1B": 1, "DualPipeV": 2}
 
 ORDERS: Final[Mapping[str, str]] = {
     "first B": "",
-    "first F": "F F.counts B B.dispatch F.dispatch B1 B.collect F1 F.collect B2 F2",
-    "B1 before rows": "B B.dispatch F F.counts B1 F.dispatch B.collect F1 F.collect B2 F2",
-    "halves, W early": "I I.dispatch F F.counts W F.dispatch I1 I.collect W1 F1 F.collect I2 W2 F2",
-    "halves, W late": "I I.dispatch F F.counts F.dispatch I1 I.collect F1 F.collect I2 F2 W W1 W2",
+    "first F": "F F.counts B B.dispatch F1 F.dispatch B1 B.collect F2 F.collect B2 F3",
+    "B1 before rows": "B B.dispatch F F.counts F1 B1 F.dispatch B.collect F2 F.collect B2 F3",
+    "halves, W early": "I I.dispatch F F.counts F1 W F.dispatch I1 I.collect W1 F2 F.collect I2 W2 F3",
+    "halves, W late": "I I.dispatch F F.counts F1 F.dispatch I1 I.collect F2 F.collect I2 F3 W W1 W2",
 }
 """Pieces of a pair in issue order; that of the compiler is empty."""
 

@@ -230,7 +230,7 @@ def Piper_DoOverlapOp : Piper_DirectiveOp<"overlap"> {
     and so on, anywhere behind what they use; otherwise they stay behind the pair.
 
     ```mlir
-    piper.do.overlap <tag = "moe"> order = ["B", "B.dispatch", "F", "F.counts", "B1", "F.dispatch", "B.collect", "F1", "F.collect", "B2", "F2"]
+    piper.do.overlap <tag = "moe"> order = ["B", "B.dispatch", "F", "F.counts", "F1", "F.dispatch", "B1", "B.collect", "F2", "F.collect", "B2", "F3"]
     ```
   }];
   let arguments = (ins Piper_SelectAttr:$select, StrArrayAttr:$order);

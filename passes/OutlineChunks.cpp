@@ -9,12 +9,12 @@
 // depend on inputs and buffers alone, are cut into connected pieces, so that a
 // coordinate makes only the masks and tables that its chunks need. Where ranks
 // exchange values within a chunk, it is cut into pieces, one behind the other:
-// ops are in the first piece in which all that they use is there. The exchange
-// itself is an op of the step.
+// see Pieces. The exchange itself is an op of the step.
 
 #include "passes/ChunkBuilder.h"
 #include "passes/Cotangents.h"
 #include "passes/Passes.h"
+#include "passes/Pieces.h"
 
 #include "mlir/IR/IRMapping.h"
 #include "llvm/ADT/EquivalenceClasses.h"
@@ -38,14 +38,6 @@ void eraseDeadOps(StepOp step) {
       op.erase();
 }
 
-TagAttr getTag(Operation *op) {
-  if (auto torch = dyn_cast<TorchOp>(op))
-    return torch.getTagAttr();
-  if (auto grad = dyn_cast<GradOp>(op))
-    return grad.getTagAttr();
-  return isExchange(op) ? op->getAttrOfType<TagAttr>("tag") : TagAttr();
-}
-
 /// Of a captured step the outlined one keeps what chunks do, what ranks
 /// exchange between these, tangents and reports.
 LogicalResult checkOp(Operation *op) {
@@ -56,7 +48,7 @@ LogicalResult checkOp(Operation *op) {
   if (isa<CollectiveOpInterface>(op) && !op->hasAttr("label"))
     return op->emitOpError("expected a label in a step of phase captured: it "
                            "names what ranks exchange within a chunk");
-  TagAttr tag = getTag(op);
+  TagAttr tag = getChunkTag(op);
   if (!tag)
     return op->emitOpError("expected a tag: every op belongs to a chunk");
   if (isExchange(op) && tag.getPass() == Pass::P)
@@ -116,20 +108,20 @@ public:
 private:
   /// Gives every tagged op its chunk.
   void group() {
-    llvm::EquivalenceClasses<Operation *> pieces = connectPreamble();
-    llvm::DenseMap<std::pair<Attribute, size_t>, size_t> byTag;
-    llvm::DenseMap<Operation *, size_t> byPiece;
+    Pieces pieces(step);
+    llvm::EquivalenceClasses<Operation *> preamble = connectPreamble();
+    llvm::DenseMap<Operation *, size_t> byLeader;
     for (Operation &op : step.getBlock()) {
-      TagAttr tag = getTag(&op);
+      TagAttr tag = getChunkTag(&op);
       if (!tag)
         continue;
-      size_t next = chunks.size(), piece = findPiece(&op, tag);
+      size_t next = chunks.size(), piece = pieces.lookup(&op);
       size_t index = next;
       if (tag.getPass() == Pass::P)
-        index =
-            byPiece.try_emplace(pieces.getLeaderValue(&op), next).first->second;
+        index = byLeader.try_emplace(preamble.getLeaderValue(&op), next)
+                    .first->second;
       else if (!isExchange(&op))
-        index = byTag.try_emplace({tag, piece}, next).first->second;
+        index = byPiece.try_emplace({tag, piece}, next).first->second;
       if (index == next)
         chunks.push_back({tag.getChunk().str(),
                           tag.getPass(),
@@ -146,25 +138,11 @@ private:
     }
   }
 
-  /// The number of exchanges of its chunk that an op waits for, one after the
-  /// other: exchanges that go on at once count as one.
-  size_t findPiece(Operation *op, TagAttr tag) {
-    size_t piece = 0;
-    for (Value operand : op->getOperands()) {
-      Operation *maker = operand.getDefiningOp();
-      if (!maker || getTag(maker) != tag)
-        continue;
-      bool crosses = isa<CollectiveOpInterface>(maker) && !isExchange(op);
-      piece = std::max(piece, chunks[chunkOf.lookup(maker)].piece + crosses);
-    }
-    return piece;
-  }
-
   /// Joins ops of pass P that use each other's results.
   llvm::EquivalenceClasses<Operation *> connectPreamble() {
     llvm::EquivalenceClasses<Operation *> pieces;
     auto isPreamble = [](Operation *op) {
-      return op && getTag(op) && getTag(op).getPass() == Pass::P;
+      return op && getChunkTag(op) && getChunkTag(op).getPass() == Pass::P;
     };
     for (Operation &op : step.getBlock()) {
       if (!isPreamble(&op))
@@ -230,6 +208,7 @@ private:
               maker != chunkOf.end() && maker->second != index)
             missing[index] += users[maker->second].insert(index);
     addTangentEdges(users, missing);
+    addWaitEdges(users, missing);
     std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
     for (size_t index = 0; index < chunks.size(); ++index)
       if (missing[index] == 0)
@@ -260,6 +239,34 @@ private:
     }
   }
 
+  /// The piece that is issued right before a wait of the host: what the counts
+  /// it waits for do not need. None if they need all.
+  std::optional<size_t> findMeanwhile(const Outlined &chunk) {
+    if (!isa_and_nonnull<HostWaitOp>(chunk.exchange))
+      return std::nullopt;
+    auto found = byPiece.find({getChunkTag(chunk.exchange), chunk.piece});
+    if (found == byPiece.end())
+      return std::nullopt;
+    return found->second;
+  }
+
+  /// That piece comes before the wait, and behind what the host waits for.
+  void addWaitEdges(MutableArrayRef<llvm::SmallSetVector<size_t, 4>> users,
+                    MutableArrayRef<size_t> missing) {
+    for (auto [index, chunk] : llvm::enumerate(chunks)) {
+      std::optional<size_t> meanwhile = findMeanwhile(chunk);
+      if (!meanwhile)
+        continue;
+      missing[index] += users[*meanwhile].insert(index);
+      for (Value operand : chunk.exchange->getOperands()) {
+        Operation *maker = operand.getDefiningOp();
+        if (getChunkTag(maker) == getChunkTag(chunk.exchange))
+          missing[*meanwhile] +=
+              users[chunkOf.lookup(maker)].insert(*meanwhile);
+      }
+    }
+  }
+
   /// An op of a stuck chunk and the op of another stuck chunk that it waits
   /// for.
   std::pair<Operation *, Operation *> findWait(size_t index,
@@ -272,6 +279,9 @@ private:
             missing[found->second] != 0)
           return {op, maker};
       }
+    std::optional<size_t> meanwhile = findMeanwhile(chunks[index]);
+    if (meanwhile && missing[*meanwhile] != 0)
+      return {chunks[index].exchange, chunks[*meanwhile].ops.front()};
     return {};
   }
 
@@ -285,6 +295,14 @@ private:
     auto [op, maker] = findWait(index, missing);
     while (maker && seen.insert(index).second) {
       index = chunkOf.lookup(maker);
+      std::tie(op, maker) = findWait(index, missing);
+    }
+    // Its pieces wait for each other without a cycle: another chunk is on it.
+    for (size_t left = chunks.size(); maker && left > 0; --left) {
+      size_t next = chunkOf.lookup(maker);
+      if (chunks[next].name != chunks[index].name)
+        break;
+      index = next;
       std::tie(op, maker) = findWait(index, missing);
     }
     if (maker) {
@@ -369,17 +387,45 @@ private:
     step.setPhase(Phase::Outlined);
   }
 
+  /// The pieces that are cut off because the host waits. A forward pass is cut
+  /// in two, what leads to counts and what is computed meanwhile, of which the
+  /// smaller one counts as cut off; a backward pass that does not wait is not
+  /// cut. One that exchanges counts again begins with what leads to them.
+  llvm::DenseSet<size_t> findCutOff() {
+    llvm::DenseSet<size_t> found;
+    for (const Outlined &chunk : chunks) {
+      std::optional<size_t> meanwhile = findMeanwhile(chunk);
+      if (!meanwhile)
+        continue;
+      auto before =
+          byPiece.find({getChunkTag(chunk.exchange), chunk.piece - 1});
+      bool isFirst =
+          before != byPiece.end() &&
+          (chunk.pass == Pass::B ||
+           chunks[before->second].ops.size() < chunks[*meanwhile].ops.size());
+      if (isFirst || chunk.pass == Pass::F)
+        found.insert(isFirst ? before->second : *meanwhile);
+    }
+    return found;
+  }
+
   /// Names the forward chunk of every backward chunk, and what are duals. The
-  /// pieces of a backward pass go back through those of the forward pass.
+  /// pieces of a backward pass go back through those of the forward pass, first
+  /// through those that are in both.
   LogicalResult linkBackward() {
+    llvm::DenseSet<size_t> cutOff = findCutOff();
+    SmallVector<size_t> sorted(order);
+    std::stable_partition(sorted.begin(), sorted.end(), [&](size_t index) {
+      return cutOff.contains(index) == (chunks[index].pass == Pass::F);
+    });
     llvm::StringMap<SmallVector<const Outlined *>> forward;
-    for (size_t index : order)
+    for (size_t index : sorted)
       if (Outlined &outlined = chunks[index]; outlined.pass == Pass::F)
         if (!outlined.exchange)
           forward[outlined.name].push_back(&outlined);
     Cotangents cotangents(step);
     llvm::StringMap<size_t> numBackward;
-    for (size_t index : order) {
+    for (size_t index : sorted) {
       Outlined &outlined = chunks[index];
       if (outlined.pass != Pass::B || outlined.exchange)
         continue;
@@ -401,6 +447,7 @@ private:
   OpBuilder builder;
   std::vector<Outlined> chunks;
   llvm::DenseMap<Operation *, size_t> chunkOf;
+  llvm::DenseMap<std::pair<Attribute, size_t>, size_t> byPiece; // and tag
   SmallVector<size_t> order;
   llvm::StringMap<size_t> numPieces; // by name and pass
   size_t numPreambles = 0;

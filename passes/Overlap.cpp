@@ -7,13 +7,13 @@
 
 // The default policy takes turns, a piece of the backward cell first, since
 // others wait for it. What a piece exchanges is issued right behind it. The
-// host waits for counts before it queues the next piece: the buffer for rows is
-// taken behind what is queued by then, and would else be there only after that
-// piece.
+// host waits for counts when F1 is queued, which these do not need, and before
+// it queues the next piece of the other cell: the buffer for rows is taken
+// behind what is queued by then, and would else be there only after that piece.
 //
-//   compute   B          F           B1           F1          B2         F2
-//   exchange  B.dispatch F.counts F.dispatch  B.collect   F.collect
-//             beside F            beside B1   beside F1   beside B2
+//   compute   B          F        F1         B1          F2         B2 F3
+//   exchange  B.dispatch F.counts F.dispatch B.collect   F.collect
+//             beside F F1         beside B1  beside F2   beside B2
 //
 // Where the schedule takes a backward pass in halves, I and then W, nobody
 // waits for pieces of W: they go behind what the piece of I before them
@@ -21,8 +21,8 @@
 // half of its chunk, even if all that it uses is there before: gradients of
 // inputs are what others wait for.
 //
-//   compute   I          F           W            I1          W1  F1  ...
-//   exchange  I.dispatch F.counts    F.dispatch   I.collect
+//   compute   I          F        F1 W       I1          W1 F2  ...
+//   exchange  I.dispatch F.counts F.dispatch I.collect
 //
 // This is the overlap of DualPipe (DeepSeek-AI, "DeepSeek-V3 technical report",
 // 2024, arXiv:2412.19437, figure 4).
@@ -120,19 +120,33 @@ SmallVector<Group> getGroups(ArrayRef<Operation *> ops) {
 // The default policy
 //===----------------------------------------------------------------------===//
 
-/// Runs, and what is exchanged behind them.
-struct Segment {
-  Pieces runs, exchanges;
-};
+/// Runs and what is exchanged behind them. What is computed while the host
+/// waits for counts is in the segment of these.
+using Segment = Pieces;
+
+/// Whether the host waits for counts in front of a piece.
+bool waits(const Piece &piece) { return isa<HostWaitOp>(piece.ops.front()); }
+
+/// Whether the host waits in front of an exchange for what a segment makes.
+bool waitsFor(const Piece &exchange, const Segment &segment) {
+  llvm::DenseSet<Operation *> makers;
+  for (const Piece &piece : segment)
+    makers.insert_range(piece.ops);
+  return waits(exchange) && usesAny(exchange.ops.front(), makers);
+}
 
 SmallVector<Segment> getSegments(ArrayRef<Operation *> ops) {
   SmallVector<Segment> segments(1);
-  for (Piece &piece : getPieces(ops)) {
-    bool exchanged = piece.isExchanged();
-    if (!exchanged && !segments.back().exchanges.empty())
-      segments.emplace_back();
-    Segment &last = segments.back();
-    (exchanged ? last.exchanges : last.runs).push_back(std::move(piece));
+  Pieces pieces = getPieces(ops);
+  for (auto [index, piece] : llvm::enumerate(pieces)) {
+    const Segment &last = segments.back();
+    if (!piece.isExchanged() && !last.empty() && last.back().isExchanged()) {
+      auto next = std::find_if(pieces.begin() + index, pieces.end(),
+                               std::mem_fn(&Piece::isExchanged));
+      if (next == pieces.end() || !waitsFor(*next, last))
+        segments.emplace_back();
+    }
+    segments.back().push_back(piece);
   }
   return segments;
 }
@@ -152,7 +166,7 @@ public:
     for (size_t i = 0; i < std::max(first.size(), second.size()); ++i) {
       if (i < first.size())
         emit(first[i]);
-      if (i >= second.size() || !waits(second[i]))
+      if (i >= second.size() || !llvm::any_of(second[i], waits))
         emitDeferred();
       if (i < second.size())
         emit(second[i]);
@@ -162,20 +176,12 @@ public:
   }
 
 private:
-  /// Whether the host waits for what a segment exchanges.
-  static bool waits(const Segment &segment) {
-    return llvm::any_of(segment.exchanges, [](const Piece &piece) {
-      return isa<HostWaitOp>(piece.ops.front());
-    });
-  }
-
   void emit(const Segment &segment) {
-    for (const Pieces *pieces : {&segment.runs, &segment.exchanges})
-      for (const Piece &piece : *pieces) {
-        if (isa<HostWaitOp>(piece.ops.front()))
-          emitDeferred();
-        emit(piece);
-      }
+    for (const Piece &piece : segment) {
+      if (waits(piece))
+        emitDeferred();
+      emit(piece);
+    }
   }
 
   void emit(const Piece &piece) {

@@ -104,15 +104,17 @@ def OutlineChunksPass : Piper_Pass<"piper-outline-chunks"> {
     *Before*: a step of phase `captured`, every op tagged. *After*: the step is of
     phase `outlined`; each (chunk, pass) is a `piper.chunk` that launches one
     kernel; equal kernels are one. Where ranks exchange values within a chunk it is
-    cut: `layer.0$F`, `layer.0$F1` and so on, with the exchange between their runs; and
-    ops of kernels keep their rules, which say what ranks hold of results. Views are rebuilt where they are used, so that
-    a chunk passes on what owns memory. Ops of pass P become one chunk per
-    connected piece. A backward chunk is `of` its forward chunk, and `dual` says what in
-    the two belongs together, as `primals` and `cotangents` on the ops say; of chunks
-    that are cut, the first backward piece is of the last forward piece, and so on, and
-    only what these two take and return is paired. *Fails* if chunks wait for each other in a
-    cycle, for an op without a tag, and for an exchange that belongs to no chunk or takes
-    what none makes.
+    cut: `layer.0$F`, `layer.0$F1` and so on, with the exchange between their runs. Where
+    the host waits for counts of rows, what these do not need is a piece of its own, which
+    comes between the exchange of counts and the wait. Where ranks have parts of values,
+    ops of kernels keep their rules, which say what ranks hold of results. Views are
+    rebuilt where they are used, so that a chunk passes on what owns memory. Ops of pass P
+    become one chunk per connected piece. A backward chunk is `of` its forward chunk, and
+    `dual` says what in the two belongs together, as `primals` and `cotangents` on the ops
+    say; of chunks that are cut, the first backward piece is of the last forward piece, and
+    so on, past those that are there only because the host waits, and only what these two
+    take and return is paired. *Fails* if chunks wait for each other in a cycle, for an op
+    without a tag, and for an exchange that belongs to no chunk or takes what none makes.
   }];
 }
 

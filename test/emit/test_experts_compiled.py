@@ -113,6 +113,15 @@ def test_order_does_not_matter_to_the_bit(name: str) -> None:
     assert losses == [losses[0]] * 4
 
 
+def test_the_host_waits_for_counts_with_other_work_queued() -> None:
+    """Where a cell runs alone, too: rows in their order need no counts of other ranks."""
+    text = layout("ep 4").texts["program_0.py"]
+    run, counts = r"run\((layer_0_F\d?)(?:_eval)?,", r"all_to_all\(.*'layer\.0 (counts)'"
+    issued = re.findall(rf"r\.(?:{run}|(host_wait)\(layer_0|{counts})", text)
+    once = ["layer_0_F", "counts", "layer_0_F1", "host_wait", "layer_0_F2", "layer_0_F3"]
+    assert ["".join(found) for found in issued] == 4 * once  # two microbatches, two steps
+
+
 def test_a_rank_holds_its_experts_only() -> None:
     trainer = Trainer(layout("ep 4"), transport="local")
     for home in trainer._homes.values():
@@ -175,8 +184,8 @@ def test_instructions_that_wait_for_sizes_or_have_such_are_flagged(
     assert [row[1:] for row in rows if row[0] == "train"] == [
         ("all ranks", "host_wait", "4", "host_sync"),
         ("all ranks", "all_to_all", "8", "dynamic_shape"),
-        ("all ranks", "run layer.0$F1", "2", "dynamic_shape"),
-        ("all ranks", "run layer.1$F1", "2", "dynamic_shape"),
+        ("all ranks", "run layer.0$F2", "2", "dynamic_shape"),
+        ("all ranks", "run layer.1$F2", "2", "dynamic_shape"),
         ("all ranks", "run layer.1$B", "2", "dynamic_shape"),
         ("all ranks", "run layer.1$B1", "2", "dynamic_shape"),
         ("all ranks", "run layer.0$B", "2", "dynamic_shape"),

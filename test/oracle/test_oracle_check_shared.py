@@ -119,7 +119,7 @@ def test_experts_beside_tensors() -> None:
         (TENSORS, "layer_0_F1"),  # the residual sum, whole
         (PARALLEL, "layer_0_F3"),  # a part of the sequence
         (CONTEXT, "layer_0_F1"),  # attention of a part to what was gathered
-        (EXPERTS, "layer_0_F1"),  # rows that came from other ranks
+        (EXPERTS, "layer_0_F2"),  # rows that came from other ranks
         pytest.param(TENSORS, "layer_1_B1", marks=pytest.mark.slow),
         pytest.param(EXPERTS, "layer_1_B1", marks=pytest.mark.slow),
     ],
@@ -192,7 +192,7 @@ def test_a_kernel_whose_terms_are_wrong_is_found_before_the_sum() -> None:
             ),
             "layer_0_B2, microbatch 0",
             0,
-            "r.all_to_all(layer_0_F13_m0, ",
+            "r.all_to_all(layer_0_F23_m0, ",
             id="rows of the forward pass",
         ),
     ],
@@ -240,7 +240,7 @@ def test_rows_that_arrive_in_another_order(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InstructionError) as caught:
         trainer.step(batch)
     monkeypatch.undo()
-    assert "r.all_to_all(layer_0_F4_m0, " in str(caught.value)
+    assert "r.all_to_all(layer_0_F11_m0, " in str(caught.value)
     assert "CheckError: result 0 differs from the single process" in str(caught.value)
 
 

@@ -20,11 +20,11 @@ from torch import nn
 
 LAYERS = 2
 REDUCTIONS: tuple[Reduce, ...] = ("last", "each")
-POLICY = "B B.dispatch F F.counts F.dispatch B1 B.collect F1 F.collect B2 F2"
-TEMPLATE = "F F.counts B B.dispatch F.dispatch B1 B.collect F1 F.collect B2 F2"
+POLICY = "B B.dispatch F F.counts F1 F.dispatch B1 B.collect F2 F.collect B2 F3"
+TEMPLATE = "F F.counts B B.dispatch F1 F.dispatch B1 B.collect F2 F.collect B2 F3"
 # Gradients of weights where the template puts them, and behind all else where it does not.
-SPREAD = "I I.dispatch F F.counts W F.dispatch I1 I.collect W1 F1 F.collect I2 W2 F2"
-BEHIND = "F F.counts I I.dispatch F.dispatch I1 I.collect F1 F.collect I2 F2"
+SPREAD = "I I.dispatch F F.counts W F1 F.dispatch I1 I.collect W1 F2 F.collect I2 W2 F3"
+BEHIND = "F F.counts I I.dispatch F1 F.dispatch I1 I.collect F2 F.collect I2 F3"
 BF16_BOUND = 2.0**-5  # four times the distance from 1 to the next number
 NAMES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe")
 MATRIX = [

@@ -16,6 +16,28 @@ piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
 
 // -----
 
+// Nor can one that another interrupts before what it computes while the host waits.
+!x = tensor<4x8xf32>
+!c = tensor<2x2xi64>
+
+piper.mesh @mesh [ep = 2 manual]
+piper.stream @ep
+piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !x) {
+  %h = torch "aten.relu.default"(%x) facts <pure> tag <"a.0" F> : (!x) -> !x
+  %c = torch "mine.count.default"(%h) facts <pure> tag <"a.0" F> : (!x) -> !c
+  %r = all_to_all %c dim 0 over ["ep"] as "a.0 counts" on @ep {tag = #piper.tag<"a.0" F>} : !c -> !c
+  %s:2 = host_wait %c, %r {tag = #piper.tag<"a.0" F>} : !c, !c -> !piper.sizes, !piper.sizes
+  %in = all_to_all %h dim 0 sizes %s#0, %s#1 over ["ep"] as "a.0 dispatch" on @ep {tag = #piper.tag<"a.0" F>} : !x -> !x
+  %y = torch "aten.tanh.default"(%in) facts <pure> tag <"a.0" F> : (!x) -> !x
+  // expected-note @+1 {{the value is made here}}
+  %z = torch "aten.neg.default"(%y) facts <pure> tag <"b.0" F> : (!x) -> !x
+  // expected-error @+1 {{chunk 'a.0' is not convex: pass F needs a value of chunk 'b.0', which in turn needs this chunk; annotate them as one}}
+  %g = torch "aten.relu.default"(%z) facts <pure> tag <"a.0" F> : (!x) -> !x
+  output "g" %g : !x
+}
+
+// -----
+
 // The count of a loss is known before the tangent is used.
 !x = tensor<4xf32>
 !s = tensor<f32>

@@ -179,7 +179,8 @@ piper.step @train phase = captured mesh = @mesh inputs ["x", "index"] dims [0, 0
   // CHECK: all_to_all %{{.*}} dim 0 sizes %[[S]]#0, %[[S]]#1 over ["ep"] as "b.0 dispatch"
   // CHECK-NOT: host_wait
   // CHECK: all_to_all %{{.*}} dim 0 sizes %[[S]]#1, %[[S]]#0 over ["ep"] as "b.0 collect"
-  // L2: %[[B:.*]]:3 = run @b.0$F(
+  // L2: %[[B:.*]]:2 = run @b.0$F(
+  // L2-NEXT: run @b.0$F1(
   // L2-NEXT: host_wait %[[B]]#{{.}}, %[[B]]#{{.}} :
   %h = torch "aten.mm.default"(%x, %e) facts <pure> tag <"a.0" F> : (!x, tensor<8x8xf32>) -> !x
   %arows = torch "piper.moe_permute.default"(%h, %order, 2) facts <pure, rule = "t d, n -> n d"> tag <"a.0" F> : (!x, !n) -> !r

@@ -82,20 +82,24 @@ piper.step @train phase = captured mesh = @mesh inputs ["ids"] dims [0] (%ids: t
 }
 
 // The layer is cut where ranks exchange values; what they exchange is an op of the
-// step. The pieces of the backward pass go back through those of the forward pass.
+// step. What counts do not need comes between their exchange and the wait for them.
+// The pieces of the backward pass, which waits for nothing, go back through the others.
 // L2: piper.chunk @moe.0$F pass = F
 // L2: piper.chunk @moe.0$F1 pass = F
 // L2: piper.chunk @moe.0$F2 pass = F
-// L2: piper.chunk @moe.0$B pass = B of @moe.0$F2
-// L2: piper.chunk @moe.0$B1 pass = B of @moe.0$F1
+// L2: piper.chunk @moe.0$F3 pass = F
+// L2: piper.chunk @moe.0$B pass = B of @moe.0$F3
+// L2: piper.chunk @moe.0$B1 pass = B of @moe.0$F2
 // L2: piper.chunk @moe.0$B2 pass = B of @moe.0$F
 // L2-LABEL: piper.step @train phase = outlined
-// L2: %[[F:.*]]:5 = run @moe.0$F(
-// L2: %[[RECEIVED:.*]] = all_to_all %[[F]]#3 dim 0 over ["ep"]
-// L2: %[[SIZES:.*]]:2 = host_wait %[[F]]#3, %[[RECEIVED]]
-// L2: %[[ROWS:.*]] = all_to_all %[[F]]#4 dim 0 sizes %[[SIZES]]#0, %[[SIZES]]#1
-// L2: %[[F1:.*]]:3 = run @moe.0$F1(%[[ROWS]], %[[RECEIVED]])
-// L2: all_to_all %[[F1]]#2 dim 0 sizes %[[SIZES]]#1, %[[SIZES]]#0
+// L2: %[[F:.*]]:4 = run @moe.0$F(
+// L2-NEXT: %[[RECEIVED:.*]] = all_to_all %[[F]]#3 dim 0 over ["ep"]
+// L2-NEXT: %[[F1:.*]] = run @moe.0$F1(%{{.*}}, %[[F]]#2)
+// L2-NEXT: %[[SIZES:.*]]:2 = host_wait %[[F]]#3, %[[RECEIVED]]
+// L2-NEXT: %[[ROWS:.*]] = all_to_all %[[F1]] dim 0 sizes %[[SIZES]]#0, %[[SIZES]]#1
+// L2-NEXT: %[[F2:.*]]:3 = run @moe.0$F2(%[[ROWS]], %[[RECEIVED]])
+// L2-NEXT: all_to_all %[[F2]]#2 dim 0 sizes %[[SIZES]]#1, %[[SIZES]]#0
+// L2-NEXT: run @moe.0$F3(
 
 // Ranks hold their own experts: a contribution is partial along edp, where others
 // hold the same, and their own along ep. It is reduced over edp alone, and its
@@ -110,12 +114,14 @@ piper.step @train phase = captured mesh = @mesh inputs ["ids"] dims [0] (%ids: t
 // L3: sumsq {{.*}} : (!f32_64_edpS0_epV) -> !f32_scalar_edpP_epP
 // L3: all_gather {{.*}} over ["edp"] on @edp.gather : !f32_64_edpS0_epV -> !f32_128_edpR_epV
 
-// Exchanges have a communicator of their own. The host waits for both counts.
+// Exchanges have a communicator of their own. The host waits for both counts, with
+// a piece queued behind what makes them.
 // L4: piper.comm @exchange.ep$1 axes ["ep"] coordinates [1] for @ep
 // L4-LABEL: piper.program @train$pp1
-// L4: %[[F:.*]]:5 = run @moe.0$F(
+// L4: %[[F:.*]]:4 = run @moe.0$F(
 // L4: %[[MADE:.*]] = record
 // L4: %[[RECEIVED:.*]], %[[CAME:.*]] = all_to_all %[[F]]#3 {{.*}} on @exchange.ep$1
+// L4: run @moe.0$F1({{.*}}) mb 0
 // L4: host_wait %[[F]]#3, %[[RECEIVED]] mb 0 after %[[MADE]], %[[CAME]]
 // L4: %[[ROWS:.*]], %[[ARRIVED:.*]] = all_to_all
-// L4: run @moe.0$F1(%[[ROWS]], {{.*}}) mb 0 after %[[ARRIVED]]
+// L4: run @moe.0$F2(%[[ROWS]], {{.*}}) mb 0 after %[[ARRIVED]]

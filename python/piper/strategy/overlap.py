@@ -16,10 +16,10 @@ class Overlap(Directive):
     Chunks with the tag `tag` of the forward cell are paired with those of the backward cell, in the
     order in which each cell runs them, which in the backward cell is last first. A chunk is cut
     into pieces where ranks exchange values within it: `F`, `F1`, `F2` compute, in that order, and
-    `F.dispatch` is what is exchanged; pieces of the backward chunk are named `B`. Each stands once
-    in `order`, behind what it uses. What one stream gets of it, it does in that order. Where
-    several pieces have one name, it stands as often, and the k-th time is the k-th of them:
-    `B B.reduce B1 B.reduce B2`.
+    `F.dispatch` is what is exchanged; the host waits for its sizes, if it has any, right before.
+    Pieces of the backward chunk are named `B`. Each stands once in `order`, behind what it uses.
+    What one stream gets of it, it does in that order. Where several pieces have one name, it stands
+    as often, and the k-th time is the k-th of them: `B B.reduce B1 B.reduce B2`.
 
     An order may have the two halves of the backward in place of `B`: `I`, `I1`, `I2` are the pieces
     of the input gradients, `W`, `W1`, `W2` those of the gradients of weights, for which nothing
@@ -28,7 +28,8 @@ class Overlap(Directive):
 
     Without the directive cells that may overlap take turns, a piece of the backward cell first, as
     others wait for it. What a piece exchanges is issued right behind it, and pieces of W that are
-    right behind the pair in the schedule behind that.
+    right behind the pair in the schedule behind that. The host waits for counts of rows when what
+    these do not need is issued.
 
     Raises:
         ValueError: an empty tag, no order, or one with both B and its halves, or W alone.
