@@ -1,4 +1,4 @@
-"""The runtime of Piper: runs per-rank programs. Needs only torch, never imports the compiler.
+"""The runtime of Piper: runs per-rank programs, without the compiler, on torch and safetensors.
 
 Read first: ``rank`` (the instruction set), ``transports/local`` (the abstract machine) and
 ``trainer``.
