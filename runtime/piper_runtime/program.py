@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import piper_runtime.ops  # noqa: F401  (kernels call these ops by name)
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import Manifest
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from piper_runtime.tensorfile import pack_tensors, tensor_bytes, unpack_tensors
 
 __all__ = ["Program", "chunk", "content_hash", "flatten", "seal", "seal_folder"]

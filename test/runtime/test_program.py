@@ -15,8 +15,8 @@ import torch
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts, sealed
 from piper_runtime import Program, ProgramError, Trainer
 from piper_runtime.mesh import Axis, CommSpec, Mesh
-from piper_runtime.optimizer import load_factory
 from piper_runtime.program import seal, seal_folder
+from piper_runtime.states.optimizer import load_factory
 from piper_runtime.tensorfile import pack_tensors, unpack_tensors
 from safetensors.torch import load_file, save_file
 

@@ -13,8 +13,8 @@ from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper_runtime.movement import Packing
 from piper_runtime.names import dtype_of
 from piper_runtime.program import Program
-from piper_runtime.sharding import Local
-from piper_runtime.state import Bucket, Weights
+from piper_runtime.states.sharding import Local
+from piper_runtime.states.state import Bucket, Weights
 from piper_runtime.transports.base import Transport
 
 __all__ = ["gather_buckets", "loose_states"]

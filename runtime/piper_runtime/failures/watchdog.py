@@ -22,9 +22,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from piper_runtime.counters import ACTIVITY, CALL, ENTRY, STEP, Activity, Address, Counters, Peer
 from piper_runtime.errors import RemoteError, StallError
-from piper_runtime.hang import Programs, Status, explain, find_blame
+from piper_runtime.failures.counters import (
+    ACTIVITY,
+    CALL,
+    ENTRY,
+    STEP,
+    Activity,
+    Address,
+    Counters,
+    Peer,
+)
+from piper_runtime.failures.hang import Programs, Status, explain, find_blame
 
 __all__ = ["Watchdog"]
 

@@ -16,7 +16,7 @@ from itertools import islice
 from math import inf
 
 from piper_runtime.checks import record_program
-from piper_runtime.counters import (
+from piper_runtime.failures.counters import (
     ACTIVITY,
     CALL,
     ENTRY,

@@ -11,7 +11,7 @@ from torch import Tensor
 from piper_runtime.home import Home
 from piper_runtime.manifest import Manifest, StateSpec
 from piper_runtime.names import dtype_of
-from piper_runtime.state import Bucket
+from piper_runtime.states.state import Bucket
 from piper_runtime.transports.base import Transport
 
 __all__ = ["Held"]

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from piper_runtime.clocks import Clock
 from piper_runtime.instruction import COMPUTE
 from piper_runtime.listing import Line, Listing
 from piper_runtime.mesh import Mesh
+from piper_runtime.observe.clocks import Clock
+from piper_runtime.observe.spans import Span, meetings
 from piper_runtime.program import Program
-from piper_runtime.spans import Span, meetings
 
 __all__ = ["VERSION", "Recording", "instruction_name", "write_trace"]
 

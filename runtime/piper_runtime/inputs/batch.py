@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from piper_runtime.fixed import FixedLeaf, check_fixed
+from piper_runtime.inputs.fixed import FixedLeaf, check_fixed
 from piper_runtime.names import dtype_name
 
 __all__ = [

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from piper_runtime.clocks import Clocks, read_clocks
-from piper_runtime.compare import compare_ranks
-from piper_runtime.faults import hooked
-from piper_runtime.memory import MemoryMeter
-from piper_runtime.metrics import Metrics
-from piper_runtime.profiler import MemoryWindow, ProfileWindow
+from piper_runtime.failures.faults import hooked
+from piper_runtime.observe.clocks import Clocks, read_clocks
+from piper_runtime.observe.compare import compare_ranks
+from piper_runtime.observe.memory import MemoryMeter
+from piper_runtime.observe.metrics import Metrics
+from piper_runtime.observe.profiler import MemoryWindow, ProfileWindow
+from piper_runtime.observe.result import StepResult
+from piper_runtime.observe.spans import Recorder
+from piper_runtime.observe.windows import Steps, Submit, TraceWindow, Window
 from piper_runtime.program import Program
-from piper_runtime.result import StepResult
-from piper_runtime.spans import Recorder
 from piper_runtime.transports.base import Transport
-from piper_runtime.windows import Steps, Submit, TraceWindow, Window
 
 __all__ = ["Watch"]
 

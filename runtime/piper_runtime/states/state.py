@@ -13,9 +13,9 @@ from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper_runtime.movement import Packing, PartError, movement_for
 from piper_runtime.names import dtype_name, dtype_of
-from piper_runtime.optimizer import OptimizerFactory, make_optimizer
 from piper_runtime.program import Program
-from piper_runtime.sharding import Local, Piece, Shard, pad
+from piper_runtime.states.optimizer import OptimizerFactory, make_optimizer
+from piper_runtime.states.sharding import Local, Piece, Shard, pad
 
 __all__ = ["Bucket", "Init", "Weights", "flat_value", "local_flat", "make_buckets"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from piper_runtime.clocks import Clocks
 from piper_runtime.mesh import Mesh
-from piper_runtime.result import StepResult
-from piper_runtime.spans import Meeting, Span, exposed, met_at, work
+from piper_runtime.observe.clocks import Clocks
+from piper_runtime.observe.result import StepResult
+from piper_runtime.observe.spans import Meeting, Span, exposed, met_at, work
 from piper_runtime.transports.base import Transport
 
 __all__ = ["compare_ranks"]

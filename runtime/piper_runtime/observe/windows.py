@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from piper_runtime.clocks import Clocks, Order
 from piper_runtime.instruction import Instruction
+from piper_runtime.observe.clocks import Clocks, Order
+from piper_runtime.observe.spans import Span, meetings
+from piper_runtime.observe.trace import Bounds, Recording, write_trace
 from piper_runtime.program import Program
-from piper_runtime.spans import Span, meetings
-from piper_runtime.trace import Bounds, Recording, write_trace
 from piper_runtime.transports.base import Transport
 
 __all__ = ["Steps", "Submit", "TraceWindow", "Window"]

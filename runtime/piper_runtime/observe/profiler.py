@@ -13,9 +13,9 @@ from torch.profiler import profile, record_function
 from piper_runtime.devices import device_for
 from piper_runtime.instruction import Instruction
 from piper_runtime.listing import Listing
+from piper_runtime.observe.windows import Steps, Submit, Window
 from piper_runtime.program import Program
 from piper_runtime.transports.base import Transport
-from piper_runtime.windows import Steps, Submit, Window
 
 __all__ = ["MemoryWindow", "ProfileWindow"]
 

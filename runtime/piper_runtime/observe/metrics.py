@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from piper_runtime.result import StepResult
+from piper_runtime.observe.result import StepResult
 
 __all__ = ["Metrics"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piper_runtime import batch as batches
+from piper_runtime.inputs import batch as batches
 from piper_runtime.manifest import Manifest
 
 __all__ = ["feed_all", "feed_one"]
