@@ -59,12 +59,11 @@ public:
   }
 
   LogicalResult run() {
-    if (failed(checkTotals()))
+    if (failed(checkFacts()) || failed(checkMakers()))
       return failure();
     builder.setInsertionPointAfter(step);
     auto cluster = ClusterOp::create(
-        builder, step.getLoc(),
-        builder.getStringAttr(step.getSymName() + "$cluster"),
+        builder, step.getLoc(), getClusterName(),
         FlatSymbolRefAttr::get(step.getSymNameAttr()),
         PhaseAttr::get(builder.getContext(), Phase::Unrolled),
         step.getMeshAttr(), step.getOrderAttr(), step.getMicrobatchesAttr());
@@ -90,12 +89,36 @@ public:
   }
 
 private:
-  /// What is summed over microbatches is made in each of them.
-  LogicalResult checkTotals() {
-    for (Operation &op : step.getBlock())
-      if (isa<SumOp, OutputOp>(op) && !findRun(op.getOperand(0)))
-        return op.emitOpError("expected the sum of what a run makes in every "
-                              "microbatch, got another value");
+  StringAttr getClusterName() {
+    return builder.getStringAttr(step.getSymName() + "$cluster");
+  }
+
+  /// A step that nobody unrolled has microbatches, and homes of its chunks.
+  LogicalResult checkFacts() {
+    if (symbols.lookup(getClusterName()))
+      return step.emitOpError("is unrolled already");
+    if (!step.getMicrobatches())
+      return step.emitOpError(
+          "expected a number of microbatches, which piper-split records");
+    for (auto run : step.getBlock().getOps<RunOp>()) {
+      ChunkOp chunk = getChunk(run);
+      if (int64_t stage = chunk.getStage().value_or(0); !step.hasHome(stage))
+        return chunk.emitOpError("expected a stage that has a home in '")
+               << step.getSymName() << "', got " << stage;
+    }
+    return success();
+  }
+
+  /// What is summed over microbatches is made in each of them, and so is what
+  /// is exchanged within a chunk.
+  LogicalResult checkMakers() {
+    for (Operation &op : step.getBlock()) {
+      bool isTotal = isa<SumOp, OutputOp>(op);
+      if ((isTotal || isExchange(&op)) && !findRun(op.getOperand(0)))
+        return op.emitOpError(isTotal ? "expected the sum of what"
+                                      : "expected what")
+               << " a run makes in every microbatch, got another value";
+    }
     return success();
   }
 

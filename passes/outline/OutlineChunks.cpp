@@ -351,7 +351,7 @@ private:
       if (tangent && done.insert(tangent).second)
         body.clone(*tangent, mapping)->removeAttr("cotangents");
     };
-    Operation *last = &block.back();
+    Operation *last = block.empty() ? nullptr : &block.back();
     for (size_t index : order) {
       Outlined &outlined = chunks[index];
       for (Value operand : outlined.operands)

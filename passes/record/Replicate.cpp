@@ -34,6 +34,8 @@ class ReplicatePass : public impl::ReplicatePassBase<ReplicatePass> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
     MeshOp mesh = findMesh(module);
+    if (!mesh)
+      return; // nor is there a step, or a strategy
     llvm::SmallSetVector<Attribute, 4> axes;
     for (auto replicate : findDirectives<DoReplicateOp>(module)) {
       if (failed(checkDirective(replicate, mesh)) || failed(record(replicate)))

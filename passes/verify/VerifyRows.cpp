@@ -104,8 +104,6 @@ private:
   LogicalResult visitRows(AllToAllOp op) {
     RowKind sent = getKind(op.getSendSizes());
     RowKind received = getKind(op.getRecvSizes());
-    if (sent.what != RowKind::Sizes || received.what != RowKind::Sizes)
-      return op.emitOpError("expected sizes that a host_wait makes");
     bool isBack = areExchanged(/*counts=*/received.of, sent.of);
     if (!isBack && !areExchanged(sent.of, received.of))
       return op.emitOpError(

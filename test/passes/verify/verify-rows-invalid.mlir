@@ -61,24 +61,6 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x", "i", "j"] dims [0, 
 
 // -----
 
-// The host knows sizes.
-!x = tensor<6x8xf32>
-!r = tensor<12x8xf32>
-!q = tensor<?x8xf32, #piper.layout<bound = 24, expect = 12>>
-!k = tensor<?x8xf32>
-!i = tensor<6x2xi64>
-!n = tensor<12xi64>
-!c = tensor<2x2xi64>
-piper.mesh @mesh [dp = 2 manual, ep = 2 manual]
-piper.stream @compute
-piper.stream @ep
-piper.step @train phase = outlined mesh = @mesh inputs ["x", "s", "t"] dims [0, 0, 0] (%x: !r, %s: !piper.sizes, %t: !piper.sizes) {
-  // expected-error @+1 {{'piper.all_to_all' op expected sizes that a host_wait makes}}
-  %in = all_to_all %x dim 0 sizes %s, %t over ["ep"] as "a.0 dispatch" on @ep : !r -> !q
-}
-
-// -----
-
 // Counts are exchanged once: another exchange would give them back.
 !x = tensor<6x8xf32>
 !r = tensor<12x8xf32>
