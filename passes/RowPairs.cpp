@@ -1,95 +1,62 @@
-//===- RowPairs.cpp - Which rows of a backward pass go with which of the forward
+//===- RowPairs.cpp - Which rows and gradients make the gradient of a weight
 //
 // Licensed under the Apache License v2.0 with LLVM Exceptions.
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
 
-//   y = moe_linear(x, w, r)               w multiplies x
-//   dx = moe_linear_input(dy, w, r)       dy is the gradient of what w makes
-//   grad @w moe_linear_weight(dy, x, r)   so these are its rows
-//
-//   y = silu(x)
-//   dx = silu_backward(dy, x)             x or y of some silu on these rows
+//   y = moe_linear(x, w, r)                  x goes with w
+//   dx = moe_linear_input(dy, w, r)          dy goes with w
+//   grad @w moe_linear_weight(dy, x, r)      and no other weight's instead
 
 #include "passes/RowPairs.h"
-
-#include "passes/RowKinds.h"
 
 using namespace mlir;
 
 namespace piper {
 
-/// `aten.silu` of `aten.silu.default` and of `aten.silu_backward.default`.
-static StringRef getBaseName(TorchOp op) {
-  StringRef name = op.getOpName().rsplit('.').first;
-  name.consume_back("_backward");
-  return name;
-}
-
-void RowPairs::add(Operation *op, bool isInBackward) {
+void RowPairs::add(Operation *op) {
   if (auto read = dyn_cast<ReadOp>(op))
     states[numbers.get(read.getResult())] = read.getSymbolAttr();
-  if (!isInBackward)
-    for (Value result : op->getResults())
-      made.insert(numbers.get(result));
-  if (auto torch = dyn_cast<TorchOp>(op); torch && isExpertsOp(torch))
-    addProduct(torch, isInBackward);
-}
-
-void RowPairs::addProduct(TorchOp op, bool isInBackward) {
-  if (op.getInputs().size() != 3 || op->getNumResults() != 1)
+  auto torch = dyn_cast<TorchOp>(op);
+  if (!torch || torch.getInputs().size() != 3 || torch->getNumResults() != 1)
     return;
-  unsigned first = numbers.get(op.getInputs()[0]);
-  Attribute state = states.lookup(numbers.get(op.getInputs()[1]));
-  if (op.getOpName() == "piper.moe_linear.default" && state && !isInBackward)
-    rows[state].insert(first);
-  if (op.getOpName() == "piper.moe_linear_input.default" && state) {
-    gradients[state].insert(first);
-    ownGradients.insert(first);
-  }
-  if (op.getOpName() == "piper.moe_linear_weight.default")
-    sums.try_emplace(numbers.get(op.getResult(0)), op);
+  StringRef name = torch.getOpName();
+  if (name == "piper.moe_linear_weight.default")
+    sums.try_emplace(numbers.get(torch.getResult(0)), torch);
+  bool isForward = name == "piper.moe_linear.default";
+  if (!isForward && name != "piper.moe_linear_input.default")
+    return;
+  Attribute state = states.lookup(numbers.get(torch.getInputs()[1]));
+  if (!state)
+    return;
+  unsigned operand = numbers.get(torch.getInputs()[0]);
+  for (Operands *known : {&own[state], &all})
+    (isForward ? known->rows : known->gradients).insert(operand);
 }
 
-void RowPairs::addForward(TorchOp op, unsigned counts) {
-  Numbers &known = touched[{getBaseName(op), counts}];
-  for (Value value : llvm::concat<Value>(op->getOperands(), op->getResults()))
-    known.insert(numbers.get(value));
-}
-
-LogicalResult RowPairs::checkSaved(TorchOp op, unsigned counts,
-                                   unsigned saved) const {
-  unsigned number = numbers.get(op.getInputs()[saved]);
-  auto found = touched.find({getBaseName(op), counts});
-  if (found == touched.end() || found->second.contains(number) ||
-      !made.contains(number))
-    return success();
-  return op.emitError(op.getOpName())
-         << " expected as operand " << saved << " what " << found->first.first
-         << " took or made of these rows, got what others did";
-}
-
-LogicalResult RowPairs::checkGradient(GradOp grad) const {
+LogicalResult RowPairs::check(GradOp grad) const {
   TorchOp sum = sums.lookup(numbers.get(grad.getValue()));
-  auto own = rows.find(grad.getStateAttr());
-  if (!sum || own == rows.end())
+  auto found = own.find(grad.getStateAttr());
+  if (!sum || found == own.end())
     return success();
-  auto fail = [&](StringRef expected) {
-    InFlightDiagnostic error = grad.emitOpError("expected a sum over ")
-                               << expected << ", got one over others";
-    error.attachNote(sum.getLoc()) << "it is made here";
-    return error;
+  auto isOfOthers = [&](unsigned operand,
+                        llvm::DenseSet<unsigned> Operands::*of) {
+    const llvm::DenseSet<unsigned> &known = found->second.*of;
+    unsigned number = numbers.get(sum.getInputs()[operand]);
+    return !known.empty() && !known.contains(number) &&
+           (all.*of).contains(number);
   };
-  unsigned gradient = numbers.get(sum.getInputs()[0]);
-  unsigned row = numbers.get(sum.getInputs()[1]);
-  if (made.contains(row) && !own->second.contains(row))
-    return fail("rows that the state multiplied");
-  auto others = gradients.find(grad.getStateAttr());
-  if (others != gradients.end() && ownGradients.contains(gradient) &&
-      !others->second.contains(gradient))
-    return fail("gradients of what the state made");
-  return success();
+  bool hasOtherGradients = isOfOthers(0, &Operands::gradients);
+  if (!hasOtherGradients && !isOfOthers(1, &Operands::rows))
+    return success();
+  InFlightDiagnostic error =
+      grad.emitOpError("expected a sum over ")
+      << (hasOtherGradients ? "gradients of what the state made"
+                            : "rows that the state multiplied")
+      << ", got one over those of other states";
+  error.attachNote(sum.getLoc()) << "it is made here";
+  return failure();
 }
 
 } // namespace piper

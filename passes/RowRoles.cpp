@@ -82,7 +82,10 @@ Role RowRoles::get(Value value) const {
   return found == roles.end() ? Role::Forward : found->second;
 }
 
-void RowRoles::add(Operation *op) {
+void RowRoles::add(Operation *op, bool isInBackward) {
+  if (!isInBackward)
+    for (Value result : op->getResults())
+      made.insert(numbers.get(result));
   if (auto exchange = dyn_cast<CollectiveOpInterface>(op)) {
     for (auto [input, tensor] :
          llvm::zip(exchange.getInputs(), exchange.getTensors()))
@@ -126,6 +129,8 @@ LogicalResult RowRoles::check(TorchOp op, const Wanted &wanted) const {
            << " expected " << describe(expected) << " as operand " << operand
            << ", got " << describe(got);
   };
+  if (made.contains(numbers.get(op.getResult(0))))
+    return success();
   Role role = get(op.getInputs()[wanted.gradient]);
   if (role == Role::Forward || role == Role::Product)
     return fail(wanted.gradient, Role::Gradient, role);

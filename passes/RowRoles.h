@@ -11,6 +11,8 @@
 #include "passes/RowKinds.h"
 #include "passes/ValueNumbers.h"
 
+#include "llvm/ADT/DenseSet.h"
+
 namespace piper {
 
 /// What is known of a value from the tangents that it depends on.
@@ -42,9 +44,10 @@ public:
   Role get(mlir::Value value) const;
 
   /// Notes the roles of the results of an op, which have numbers.
-  void add(mlir::Operation *op);
+  void add(mlir::Operation *op, bool isInBackward);
 
-  /// Fails if an op of a backward pass takes something else than it wants.
+  /// Fails if an op of a backward pass takes something else than it wants. What
+  /// a forward pass computes, too, is computed again.
   mlir::LogicalResult check(TorchOp op, const Wanted &wanted) const;
 
 private:
@@ -55,6 +58,7 @@ private:
 
   ValueNumbers &numbers;
   llvm::DenseMap<unsigned, Role> roles;
+  llvm::DenseSet<unsigned> made; // by forward passes
 };
 
 } // namespace piper

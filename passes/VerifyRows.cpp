@@ -74,8 +74,8 @@ private:
     if (auto launch = dyn_cast<LaunchOp>(op))
       return call(launch, symbols.lookup(launch.getKernel()));
     numbers.add(op);
-    roles.add(op);
-    pairs.add(op, isInBackward);
+    roles.add(op, isInBackward);
+    pairs.add(op);
     if (auto exchange = dyn_cast<AllToAllOp>(op))
       return exchange.getSendSizes() ? visitRows(exchange)
                                      : visitCounts(exchange);
@@ -87,7 +87,7 @@ private:
     if (auto torch = dyn_cast<TorchOp>(op))
       return visitTorch(torch);
     if (auto grad = dyn_cast<GradOp>(op))
-      return pairs.checkGradient(grad);
+      return pairs.check(grad);
     return success();
   }
 
@@ -238,19 +238,16 @@ private:
   LogicalResult checkBackward(TorchOp op) {
     if (!isInBackward || !isBackwardOp(op) || op.getInputs().empty())
       return success();
-    RowKind rows = getKind(op.getInputs().front());
-    if (!rows.isReceivedRows())
+    auto isReceived = [&](Value value) {
+      return getKind(value).isReceivedRows();
+    };
+    if (!isReceived(op.getInputs().front()))
       return success();
     Wanted wanted;
     for (auto [index, value] : llvm::enumerate(op.getInputs().drop_front()))
-      if (getKind(value).isReceivedRows())
+      if (isReceived(value))
         wanted.saved.push_back(index + 1);
-    if (failed(roles.check(op, wanted)))
-      return failure();
-    for (unsigned saved : wanted.saved)
-      if (failed(pairs.checkSaved(op, rows.of, saved)))
-        return failure();
-    return success();
+    return roles.check(op, wanted);
   }
 
   /// What it orders and what it counts go together.
@@ -326,8 +323,6 @@ private:
     }
     if (!common.isReceivedRows())
       return success();
-    if (!isInBackward)
-      pairs.addForward(op, common.of);
     for (Value result : op.getResults())
       if (!cast<RankedTensorType>(result.getType()).hasStaticShape())
         setKind(result, common);
@@ -372,7 +367,7 @@ private:
   ValueNumbers numbers;
   RowRoles roles{numbers};
   RowPairs pairs{numbers};
-  bool isInBackward = false;                    // of the chunk that is followed
+  bool isInBackward = false;                    // of the last chunk
   llvm::DenseMap<unsigned, RowKind> kinds;      // by number
   llvm::DenseMap<unsigned, Exchange> exchanges; // by number of what is received
   llvm::DenseSet<unsigned> wereSent;      // counts by which rows were sent
