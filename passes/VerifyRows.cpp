@@ -152,14 +152,16 @@ private:
 
   /// Checks rows that go back as they came, and tokens that are joined from
   /// rows which did not come back: if experts multiply some, and if some are
-  /// sent.
+  /// sent. Where rows are added to what is made of them, by experts or by
+  /// whoever sends them, gradients go back by the sum, perhaps by it alone.
   LogicalResult checkSkipped() {
     for (auto [op, counts, isGradient] : unmultiplied)
-      if (multiplied[isGradient].contains(counts))
+      if (multiplied[isGradient].contains(counts) &&
+          !(isGradient && residual.contains(counts)))
         return op.emitOpError("expected rows that experts multiplied, got ")
                << describe({RowKind::Came, counts}) << ", which go to them";
     for (auto [op, counts] : unsent)
-      if (wereSent.contains(counts))
+      if (wereSent.contains(counts) && !residual.contains(counts))
         return fail(op) << "rows that came back, got "
                         << describe({RowKind::Sorted, counts});
     return success();
@@ -312,17 +314,24 @@ private:
   /// Other ops work on each row by itself.
   LogicalResult visitOther(TorchOp op) {
     RowKind common;
+    bool isMixed = false;
     for (Value value : op.getInputs()) {
       RowKind kind = getKind(value);
+      if (kind.what == RowKind::Sorted && !kind.isDone && !isInBackward &&
+          op.getOpName() != "aten.clone.default")
+        residual.insert(kind.of);
       if (!kind.isReceivedRows())
         continue;
       if (common.isReceivedRows() && !agree(kind, common))
         return fail(op) << explain(common, kind);
+      isMixed |= common.isReceivedRows() && kind.isDone != common.isDone;
       kind.isDone |= common.isDone;
       common = kind;
     }
     if (!common.isReceivedRows())
       return success();
+    if (isMixed && !isInBackward)
+      residual.insert(common.of);
     for (Value result : op.getResults())
       if (!cast<RankedTensorType>(result.getType()).hasStaticShape())
         setKind(result, common);
@@ -372,6 +381,7 @@ private:
   llvm::DenseMap<unsigned, Exchange> exchanges; // by number of what is received
   llvm::DenseSet<unsigned> wereSent;      // counts by which rows were sent
   llvm::DenseSet<unsigned> multiplied[2]; // counts received, of each pass
+  llvm::DenseSet<unsigned> residual;      // counts of rows that other ops take
   SmallVector<std::tuple<AllToAllOp, unsigned, bool>> unmultiplied;
   SmallVector<std::pair<TorchOp, unsigned>> unsent;
 };

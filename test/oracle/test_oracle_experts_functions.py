@@ -13,7 +13,7 @@ import pytest
 import small_moe
 import torch
 from oracle import check_steps, piper_steps, plain_steps, randomize, sgd
-from small_moe import CLIP, Experted, Experts, Layer, token_loss
+from small_moe import CHOICES, CLIP, EXPERTS, Experted, Experts, Layer, token_loss
 from torch import Tensor
 
 
@@ -80,7 +80,7 @@ class Derived(Saved):
 FUNCTIONS = [Saved, Rounded, Stopped, Bent, Derived]
 
 
-def make_model(function: type[Saved]) -> small_moe.Model:
+def with_function(function: type[Saved]) -> type[Experts]:
     class Own(Experts):
         def forward(self, rows: Tensor, received: Tensor) -> Tensor:
             linear = piper.ops.moe_linear
@@ -88,10 +88,49 @@ def make_model(function: type[Saved]) -> small_moe.Model:
             out: Tensor = linear(hidden * linear(rows, self.up, received), self.down, received)
             return out
 
+    return Own
+
+
+class Residual(Experts):
+    """Adds rows to what it makes of them, and lets gradients through there alone."""
+
+    def forward(self, rows: Tensor, received: Tensor) -> Tensor:
+        return rows + super().forward(rows.detach(), received)
+
+
+class Kept(Layer):
+    """Adds tokens to what experts make of them, and lets gradients through there alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(x).flatten(0, 1)
+        index, weights = self.router(tokens)
+        y: Tensor = piper.ops.moe_experts(
+            tokens.detach(), index, weights, self.experts, experts=EXPERTS
+        )
+        return x + (y + tokens * weights.sum(-1, keepdim=True)).view_as(x)
+
+
+class KeptRows(Kept):
+    """Does so row by row, by what came back for each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, ops = self.norm(x).flatten(0, 1), piper.ops
+        index, weights = self.router(tokens)
+        order, counts = ops.moe_sort(index, EXPERTS, 1)
+        received = ops.moe_exchange_counts(counts)
+        rows = ops.moe_permute(tokens, order, CHOICES)
+        sent = ops.moe_group(ops.moe_dispatch(rows.detach(), counts, received), received)
+        made = ops.moe_ungroup(self.experts(sent, received), received)
+        back = ops.moe_collect(made, counts, received) + rows
+        y: Tensor = ops.moe_unpermute(back, order, weights)
+        return x + y.view_as(x)
+
+
+def make_model(experts: type[Experts], layer: type[Layer] = Layer) -> small_moe.Model:
     def make_layer() -> Layer:
-        layer = Layer()
-        layer.experts = Own()
-        return layer
+        made = layer()
+        made.experts = experts()
+        return made
 
     torch.manual_seed(0)
     model = small_moe.Model(1, make_layer)
@@ -103,9 +142,33 @@ def make_model(function: type[Saved]) -> small_moe.Model:
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_training_equals_plain_pytorch(function: type[Saved], *, again: bool) -> None:
+    check(with_function(function), again=again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+def test_gradients_go_back_as_they_came(*, again: bool) -> None:
+    check(Residual, again=again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+def test_gradients_stay(*, again: bool) -> None:
+    check(Experts, layer=KeptRows, plain=Kept, again=again)
+
+
+def check(
+    experts: type[Experts],
+    *,
+    layer: type[Layer] = Layer,
+    plain: type[Layer] = Layer,
+    again: bool,
+) -> None:
+    """Two steps equal plain PyTorch, with other layers that compute the same."""
     remat = piper.remat("layer", policy="full") if again else None
     case = Experted("1F1B", 0, 2, 2, ep=2, zero=1, remat=remat)
-    model, batches = make_model(function), small_moe.batches(case, steps=2)
+    model, batches = make_model(experts, layer), small_moe.batches(case, steps=2)
     program = piper.compile(model, token_loss, case.plan(), batches[0])
     found = piper_steps(program, model, batches, sgd)
+    model = make_model(experts, plain)
     check_steps(found, plain_steps(model, token_loss, batches, sgd, clip=CLIP))
