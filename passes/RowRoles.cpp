@@ -49,16 +49,17 @@ static bool isLinearIn(TorchOp op, unsigned operand) {
   return operand == 0 && (name == "aten.div.Tensor" || isBackwardOp(op));
 }
 
-/// Whether what an op makes is of constants alone, or zero if one is: nothing
-/// is known of it then.
-static bool isConstant(TorchOp op, ArrayRef<Role> given) {
+/// Whether nothing is known of what an op makes: it is of constants alone, or
+/// zero if one is. Of what a backward pass makes of one, this is always so.
+static bool isConstant(TorchOp op, ArrayRef<Role> given, bool isInBackward) {
   auto isOfNothing = [&](size_t operand) {
     return given[operand] == Role::Constant;
   };
   auto operands = llvm::seq(given.size());
   return makesConstant(op) || llvm::all_of(operands, isOfNothing) ||
          llvm::any_of(operands, [&](size_t operand) {
-           return isOfNothing(operand) && isLinearIn(op, operand);
+           return isOfNothing(operand) &&
+                  (isInBackward || isLinearIn(op, operand));
          });
 }
 
@@ -97,17 +98,19 @@ void RowRoles::add(Operation *op, bool isInBackward) {
       isa<TangentOp>(op) || llvm::any_of(op->getOperands(), [&](Value operand) {
         return isBackward(get(operand));
       });
-  Role role = torch ? getRole(torch) : depends ? Role::Unknown : Role::Forward;
+  Role role = torch     ? getRole(torch, isInBackward)
+              : depends ? Role::Unknown
+                        : Role::Forward;
   for (Value result : op->getResults())
     set(result, role);
 }
 
-Role RowRoles::getRole(TorchOp op) const {
+Role RowRoles::getRole(TorchOp op, bool isInBackward) const {
   SmallVector<Role> given =
       llvm::map_to_vector(op.getInputs(), [&](Value v) { return get(v); });
   size_t count = llvm::count_if(given, isBackward);
   if (count == 0)
-    return isConstant(op, given) ? Role::Constant : Role::Forward;
+    return isConstant(op, given, isInBackward) ? Role::Constant : Role::Forward;
   if (std::optional<RowOp> own = getRowOp(op); own && own->gradient)
     return Role::Gradient;
   auto isAll = [&](Role wanted) {

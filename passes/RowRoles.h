@@ -51,7 +51,7 @@ public:
   mlir::LogicalResult check(TorchOp op, const Wanted &wanted) const;
 
 private:
-  Role getRole(TorchOp op) const;
+  Role getRole(TorchOp op, bool isInBackward) const;
   void set(mlir::Value value, Role role) {
     roles.try_emplace(numbers.get(value), role);
   }

@@ -95,7 +95,8 @@ class Residual(Experts):
     """Adds rows to what it makes of them, and lets gradients through there alone."""
 
     def forward(self, rows: Tensor, received: Tensor) -> Tensor:
-        return rows + super().forward(rows.detach(), received)
+        made = super().forward(rows.detach(), received)
+        return rows + made
 
 
 class Kept(Layer):
@@ -107,7 +108,8 @@ class Kept(Layer):
         y: Tensor = piper.ops.moe_experts(
             tokens.detach(), index, weights, self.experts, experts=EXPERTS
         )
-        return x + (y + tokens * weights.sum(-1, keepdim=True)).view_as(x)
+        y = y + tokens * weights.sum(-1, keepdim=True)
+        return x + y.view_as(x)
 
 
 class KeptRows(Kept):

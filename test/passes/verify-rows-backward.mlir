@@ -370,7 +370,8 @@ piper.chunk @a.0$B pass = B of @a.0$F2 (%t: tensor<f32>, %n: !n, %p: !p) -> (!r,
   return %0#0, %0#1 : !r, !x
 }
 piper.kernel @back(%dr: !k, %r: !k, %g: !k, %h: !k, %s: !k, %u: !w, %d: !w, %c: !c) -> (!k, !w, !w) {
-  %dy = torch "aten.zeros_like.default"(%g) facts <pure> : (!k) -> !k
+  %z = torch "aten.zeros_like.default"(%g) facts <pure> : (!k) -> !k
+  %dy = torch "aten.atan2.default"(%z, %g) facts <pure> : (!k, !k) -> !k
   %ds = torch "piper.moe_linear_input.default"(%dy, %d, %c) facts <pure> : (!k, !w, !c) -> !k
   %dd = torch "piper.moe_linear_weight.default"(%dy, %s, %c) facts <pure> : (!k, !k, !c) -> !w
   %dh = torch "aten.silu_backward.default"(%ds, %h) facts <pure> : (!k, !k) -> !k
