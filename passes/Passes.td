@@ -323,7 +323,9 @@ def VerifyPass : Piper_Pass<"piper-verify"> {
     along auto axes types say what its kernels make. Of every outlined step whose ranks
     exchange rows: these have the sizes of counts, and of what an `all_to_all` over the same
     axes makes of them, on the way back swapped; experts take the counts that came with
-    their rows, grouped; and rows have the order of the sort that counted them. Of clusters:
+    their rows, grouped; rows have the order of the sort that counted them; what experts
+    multiply goes back behind that; and in backward passes gradients stand where ops want
+    them, and rows elsewhere. Of clusters:
 
     | from phase | holds |
     |---|---|

@@ -14,10 +14,15 @@
 //                                            host_wait, all_to_all: n -> ? rows
 //   y = moe_linear(rows, w, received)        w: E -> E/R experts
 //   rows = moe_collect(y, counts, received)  all_to_all: ? -> n rows
+//
+// A chunk that sorts rows may leave experts to another one. If its backward
+// pass sorts again, no weight says there whose rows these are: so what two
+// passes of a chunk sort alike is one class.
 
 #include "passes/outline/DimClasses.h"
 #include "passes/outline/Partition.h"
 #include "passes/support/Streams.h"
+#include "passes/support/ValueNumbers.h"
 
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
@@ -76,19 +81,41 @@ private:
 
   void joinDims() {
     llvm::DenseMap<Attribute, Value> states;
-    auto joinAll = [&](Attribute state, Value value) {
-      auto [first, fresh] = states.try_emplace(state, value);
-      for (size_t dim = 0; !fresh && dim < getRank(value); ++dim)
-        dims.join({value, dim}, {first->second, dim});
+    auto joinState = [&](Attribute state, Value value) {
+      joinAll(states.try_emplace(state, value).first->second, value);
     };
     for (Operation &op : step.getBlock()) {
       if (auto read = dyn_cast<ReadOp>(op))
-        joinAll(read.getSymbolAttr(), read.getResult());
+        joinState(read.getSymbolAttr(), read.getResult());
       if (auto grad = dyn_cast<GradOp>(op))
-        joinAll(grad.getStateAttr(), grad.getValue());
+        joinState(grad.getStateAttr(), grad.getValue());
       if (auto torch = dyn_cast<TorchOp>(op))
         dims.joinByRule(torch, /*ones=*/torch.getOpName() == sortOp);
     }
+    joinSortedAgain();
+  }
+
+  /// What a backward pass sorts again it counts by the same experts.
+  void joinSortedAgain() {
+    ValueNumbers numbers;
+    llvm::DenseMap<std::pair<unsigned, Attribute>, TorchOp> sorts;
+    for (Operation &op : step.getBlock()) {
+      numbers.add(&op);
+      auto torch = dyn_cast<TorchOp>(op);
+      if (!torch || torch.getOpName() != sortOp || !torch.getTag())
+        continue;
+      auto [first, fresh] = sorts.try_emplace(
+          {numbers.getResult(torch, 1), torch.getTag()->getChunk()}, torch);
+      if (!fresh && first->second.getTag() != torch.getTag())
+        for (auto [old, again] :
+             llvm::zip(first->second->getResults(), torch->getResults()))
+          joinAll(old, again);
+    }
+  }
+
+  void joinAll(Value a, Value b) {
+    for (size_t dim = 0; dim < getRank(a); ++dim)
+      dims.join({a, dim}, {b, dim});
   }
 
   static size_t getRank(Value value) {
@@ -299,8 +326,7 @@ private:
   /// The op is erased at the end: its values are names of dims until then.
   LogicalResult replace(TorchOp op, Value value) {
     Value old = op.getResult(0);
-    for (size_t dim = 0; dim < getRank(old); ++dim)
-      dims.join({old, dim}, {value, dim});
+    joinAll(old, value);
     old.replaceAllUsesWith(value);
     replaced.push_back(op);
     return success();

@@ -46,7 +46,7 @@ std::string explain(RowKind wanted, RowKind got) {
 }
 
 bool RowOp::fits(TorchOp op) const {
-  unsigned last = order.value_or(0);
+  unsigned last = std::max(order.value_or(0), gradient.value_or(0));
   for (unsigned operand : rows) // counts are behind these
     last = std::max(last, order ? operand : operand + 1);
   return op.getInputs().size() > last && op->getNumResults() > 0;
@@ -55,28 +55,42 @@ bool RowOp::fits(TorchOp op) const {
 std::optional<RowOp> getRowOp(TorchOp op) {
   using Kind = RowKind;
   const RowOp sorts = {Kind::Unknown, Kind::Sorted, {}, 1};
+  const RowOp unjoins = {Kind::Unknown, Kind::Sorted, {}, 1, 0};
   const RowOp joins = {Kind::Sorted, Kind::Unknown, {0}, 1};
-  const RowOp weighs = {Kind::Sorted, Kind::Unknown, {1}, 2};
+  const RowOp unsorts = {Kind::Sorted, Kind::Unknown, {0}, 1, 0};
+  const RowOp weighs = {Kind::Sorted, Kind::Unknown, {1}, 2, 0, 1};
   const RowOp groups = {Kind::Came, Kind::Grouped, {0}, std::nullopt};
   const RowOp ungroups = {Kind::Grouped, Kind::Came, {0}, std::nullopt};
   const RowOp multiplies = {Kind::Grouped, Kind::Grouped, {0}, std::nullopt};
-  const RowOp sums = {Kind::Grouped, Kind::Unknown, {0, 1}, std::nullopt};
+  const RowOp goesBack = {Kind::Grouped, Kind::Grouped, {0}, std::nullopt, 0};
+  const RowOp sums = {Kind::Grouped, Kind::Unknown, {0, 1}, std::nullopt, 0, 1};
   return llvm::StringSwitch<std::optional<RowOp>>(op.getOpName())
       .Case("piper.moe_permute.default", sorts)
-      .Case("piper.moe_unpermute_rows.default", sorts)
+      .Case("piper.moe_unpermute_rows.default", unjoins)
       .Case("piper.moe_unpermute.default", joins)
-      .Case("piper.moe_permute_backward.default", joins)
+      .Case("piper.moe_permute_backward.default", unsorts)
       .Case("piper.moe_unpermute_weights.default", weighs)
       .Case("piper.moe_group.default", groups)
       .Case("piper.moe_ungroup.default", ungroups)
       .Case("piper.moe_linear.default", multiplies)
-      .Case("piper.moe_linear_input.default", multiplies)
+      .Case("piper.moe_linear_input.default", goesBack)
       .Case("piper.moe_linear_weight.default", sums)
       .Default(std::nullopt);
 }
 
 bool isExpertsOp(TorchOp op) {
   return op.getOpName().starts_with("piper.moe_");
+}
+
+bool isProductOfExperts(TorchOp op) {
+  return op.getOpName() == "piper.moe_linear.default" ||
+         op.getOpName() == "piper.moe_linear_input.default";
+}
+
+bool isBackwardOp(TorchOp op) {
+  StringRef name = op.getOpName();
+  return name.consume_front("aten.") &&
+         name.split('.').first.ends_with("_backward");
 }
 
 } // namespace piper

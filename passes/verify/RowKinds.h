@@ -21,6 +21,9 @@ struct RowKind {
   enum What { Unknown, Order, Counts, Received, Sizes, Sorted, Came, Grouped };
   What what = Unknown;
   unsigned of = 0;
+  /// Of rows whether experts have multiplied them; of sorted ones whether they
+  /// came back.
+  bool isDone = false;
 
   bool operator==(const RowKind &other) const {
     return what == other.what && of == other.of;
@@ -42,6 +45,10 @@ struct RowOp {
   RowKind::What takes = RowKind::Unknown, makes = RowKind::Unknown;
   llvm::SmallVector<unsigned> rows; // operands that are of the kind it takes
   std::optional<unsigned> order;    // the operand that orders them
+  // Of ops that backward passes alone compute:
+  std::optional<unsigned> gradient = std::nullopt; // the operand that is one
+  std::optional<unsigned> saved =
+      std::nullopt; // and what the forward pass made
 
   /// Whether an op, whatever its name says, has these operands and a result.
   bool fits(TorchOp op) const;
@@ -52,6 +59,13 @@ std::optional<RowOp> getRowOp(TorchOp op);
 
 /// Whether an op is one of those that sort, count or multiply rows of experts.
 bool isExpertsOp(TorchOp op);
+
+/// Whether an op multiplies rows by the weights of their experts.
+bool isProductOfExperts(TorchOp op);
+
+/// Whether an op is the gradient of another one of torch's: its first operand
+/// is a gradient, others the other one has taken or made.
+bool isBackwardOp(TorchOp op);
 
 } // namespace piper
 

@@ -39,7 +39,8 @@ mlir::LogicalResult verifyKernels(mlir::ModuleOp module,
 
 /// In outlined steps rows that ranks exchange have the sizes of counts that
 /// they exchanged over the same axes, on the way back swapped, and ops on rows
-/// take the counts by which these came.
+/// take the counts by which these came. Gradients of rows are not taken for
+/// rows, nor rows that experts have multiplied for those that they have not.
 mlir::LogicalResult verifyRows(mlir::ModuleOp module,
                                mlir::SymbolTable &symbols);
 

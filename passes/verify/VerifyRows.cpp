@@ -23,10 +23,18 @@
 // How many rows came only the run knows, so that all values with such a dim
 // have a kind. Of sorted rows an op between may make others, of which nothing
 // is known: these are not checked.
+//
+// Where experts multiply rows, only what depends on a product goes back, and
+// what is joined came back. In a backward pass, gradients stand where ops want
+// them, and nowhere else: see RowRoles.
 
+#include "passes/support/ValueNumbers.h"
 #include "passes/verify/RowKinds.h"
-#include "passes/verify/ValueNumbers.h"
+#include "passes/verify/RowPairs.h"
+#include "passes/verify/RowRoles.h"
 #include "passes/verify/Verify.h"
+
+#include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;
 
@@ -45,6 +53,11 @@ class RowVerifier {
 public:
   explicit RowVerifier(SymbolTable &symbols) : symbols(symbols) {}
 
+  LogicalResult verify(Block &block) {
+    return failure(failed(visit(block)) || failed(checkSkipped()));
+  }
+
+private:
   LogicalResult visit(Block &block) {
     for (Operation &op : block)
       if (failed(visit(&op)))
@@ -52,13 +65,17 @@ public:
     return success();
   }
 
-private:
   LogicalResult visit(Operation *op) {
-    if (auto run = dyn_cast<RunOp>(op))
-      return call(run, symbols.lookup(run.getChunk()));
+    if (auto run = dyn_cast<RunOp>(op)) {
+      auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
+      isInBackward = chunk.getPass() != Pass::F && chunk.getPass() != Pass::P;
+      return call(run, chunk);
+    }
     if (auto launch = dyn_cast<LaunchOp>(op))
       return call(launch, symbols.lookup(launch.getKernel()));
     numbers.add(op);
+    roles.add(op, isInBackward);
+    pairs.add(op);
     if (auto exchange = dyn_cast<AllToAllOp>(op))
       return exchange.getSendSizes() ? visitRows(exchange)
                                      : visitCounts(exchange);
@@ -69,6 +86,8 @@ private:
         setKind(size, {RowKind::Sizes, numbers.get(count)});
     if (auto torch = dyn_cast<TorchOp>(op))
       return visitTorch(torch);
+    if (auto grad = dyn_cast<GradOp>(op))
+      return pairs.check(grad);
     return success();
   }
 
@@ -117,9 +136,32 @@ private:
     RowKind came = {RowKind::Came, counts};
     RowKind sorted = {RowKind::Sorted, exchange.counts};
     RowKind wanted = isBack ? came : sorted;
-    if (!agree(getKind(rows), wanted))
-      return op.emitOpError("expected ") << explain(wanted, getKind(rows));
+    RowKind got = getKind(rows);
+    if (!agree(got, wanted))
+      return op.emitOpError("expected ") << explain(wanted, got);
+    if (isBack && !got.isDone)
+      unmultiplied.push_back({op, counts, isBackward(roles.get(rows))});
+    if (!isBack)
+      wereSent.insert(exchange.counts);
+    sorted.isDone = isBack;
     setKind(made, isBack ? sorted : came);
+    return success();
+  }
+
+  /// Checks rows that go back as they came, and tokens that are joined from
+  /// rows which did not come back: if experts multiply some, and if some are
+  /// sent. Where rows are added to what is made of them, by experts or by
+  /// whoever sends them, gradients go back by the sum, perhaps by it alone.
+  LogicalResult checkSkipped() {
+    for (auto [op, counts, isGradient] : unmultiplied)
+      if (multiplied[isGradient].contains(counts) &&
+          !(isGradient && residual.contains(counts)))
+        return op.emitOpError("expected rows that experts multiplied, got ")
+               << describe({RowKind::Came, counts}) << ", which go to them";
+    for (auto [op, counts] : unsent)
+      if (wereSent.contains(counts) && !residual.contains(counts))
+        return fail(op) << "rows that came back, got "
+                        << describe({RowKind::Sorted, counts});
     return success();
   }
 
@@ -181,8 +223,31 @@ private:
     }
     std::optional<RowOp> own = getRowOp(op);
     if (!own || !own->fits(op))
-      return visitOther(op);
+      return failure(failed(checkBackward(op)) || failed(visitOther(op)));
+    if (isInBackward && own->gradient) {
+      Wanted wanted = {*own->gradient, {}};
+      if (own->saved)
+        wanted.saved.push_back(*own->saved);
+      if (failed(roles.check(op, wanted)))
+        return failure();
+    }
     return own->order ? visitOrdered(op, *own) : visitGrouped(op, *own);
+  }
+
+  /// Gradients of torch's ops on rows that came.
+  LogicalResult checkBackward(TorchOp op) {
+    if (!isInBackward || !isBackwardOp(op) || op.getInputs().empty())
+      return success();
+    auto isReceived = [&](Value value) {
+      return getKind(value).isReceivedRows();
+    };
+    if (!isReceived(op.getInputs().front()))
+      return success();
+    Wanted wanted;
+    for (auto [index, value] : llvm::enumerate(op.getInputs().drop_front()))
+      if (isReceived(value))
+        wanted.saved.push_back(index + 1);
+    return roles.check(op, wanted);
   }
 
   /// What it orders and what it counts go together.
@@ -201,9 +266,13 @@ private:
     RowKind wanted = {RowKind::Sorted, order.of};
     if (own.makes == RowKind::Sorted)
       setKind(op.getResult(0), wanted);
-    for (unsigned operand : own.rows)
-      if (RowKind got = getKind(op.getInputs()[operand]); !agree(got, wanted))
+    for (unsigned operand : own.rows) {
+      RowKind got = getKind(op.getInputs()[operand]);
+      if (!agree(got, wanted))
         return fail(op) << explain(wanted, got);
+      if (got.what == RowKind::Sorted && !got.isDone)
+        unsent.push_back({op, got.of});
+    }
     return success();
   }
 
@@ -224,8 +293,12 @@ private:
       RowKind wanted = {own.takes, counts.of};
       if (!agree(rows, wanted))
         return fail(op) << explain(wanted, rows);
+      if (isProductOfExperts(op))
+        multiplied[isBackward(roles.get(op.getInputs()[operand]))].insert(
+            counts.of);
       if (own.makes != RowKind::Unknown)
-        setKind(op.getResult(0), {own.makes, rows.of});
+        setKind(op.getResult(0),
+                {own.makes, rows.of, rows.isDone || isProductOfExperts(op)});
     }
     return success();
   }
@@ -239,16 +312,24 @@ private:
   /// Other ops work on each row by itself.
   LogicalResult visitOther(TorchOp op) {
     RowKind common;
+    bool isMixed = false;
     for (Value value : op.getInputs()) {
       RowKind kind = getKind(value);
+      if (kind.what == RowKind::Sorted && !kind.isDone && !isInBackward &&
+          op.getOpName() != "aten.clone.default")
+        residual.insert(kind.of);
       if (!kind.isReceivedRows())
         continue;
       if (common.isReceivedRows() && !agree(kind, common))
         return fail(op) << explain(common, kind);
+      isMixed |= common.isReceivedRows() && kind.isDone != common.isDone;
+      kind.isDone |= common.isDone;
       common = kind;
     }
     if (!common.isReceivedRows())
       return success();
+    if (isMixed && !isInBackward)
+      residual.insert(common.of);
     for (Value result : op.getResults())
       if (!cast<RankedTensorType>(result.getType()).hasStaticShape())
         setKind(result, common);
@@ -291,8 +372,16 @@ private:
 
   SymbolTable &symbols;
   ValueNumbers numbers;
+  RowRoles roles{numbers};
+  RowPairs pairs{numbers};
+  bool isInBackward = false;                    // of the last chunk
   llvm::DenseMap<unsigned, RowKind> kinds;      // by number
   llvm::DenseMap<unsigned, Exchange> exchanges; // by number of what is received
+  llvm::DenseSet<unsigned> wereSent;      // counts by which rows were sent
+  llvm::DenseSet<unsigned> multiplied[2]; // counts received, of each pass
+  llvm::DenseSet<unsigned> residual;      // counts of rows that other ops take
+  SmallVector<std::tuple<AllToAllOp, unsigned, bool>> unmultiplied;
+  SmallVector<std::pair<TorchOp, unsigned>> unsent;
 };
 
 } // namespace
@@ -312,7 +401,7 @@ LogicalResult verifyRows(ModuleOp module, SymbolTable &symbols) {
     if (step.getPhase() == Phase::Captured ||
         (!areAllFollowed && block.getOps<AllToAllOp>().empty()))
       continue;
-    if (failed(RowVerifier(symbols).visit(block)))
+    if (failed(RowVerifier(symbols).verify(block)))
       return failure();
   }
   return success();

@@ -271,6 +271,29 @@ def other_layer(op: ir.Operation) -> Iterator[Change]:
                 yield _put(op, (0, other.operands[0]))
 
 
+def other_rows(op: ir.Operation) -> Iterator[Change]:
+    """Exchange other rows of the same type, or give others to one of its users: those of the other
+    pass, on the other side of the experts, or of another layer.
+    """
+    if _name(op) != "all_to_all" or len(op.operands) == 1:
+        return
+    yield from _others_for(op, 0)
+    for user in _users(op.results[0]):
+        for index, value in enumerate(user.operands):
+            if value == op.results[0]:
+                yield from _others_for(user, index)
+
+
+def _others_for(op: ir.Operation, index: int) -> Iterator[Change]:
+    """Values that are there in place of an operand, each if it is no other name of the same."""
+    assert op.parent is not None
+    body = body_of(op.parent)
+    for maker in body[: body.index(op)]:
+        for value in maker.results:
+            if value.type == op.operands[index].type and value != op.operands[index]:
+                yield _put(op, (index, value))
+
+
 STEP_SLIPS: dict[str, Slip] = {
     "drop": drop,
     "repeat": repeat,
@@ -282,5 +305,6 @@ STEP_SLIPS: dict[str, Slip] = {
     "other counts": counts,
     "not for one": unexchanged,
     "of another layer": other_layer,
+    "other rows": other_rows,
 }
 """By kind of slip, the changes."""

@@ -5,8 +5,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef PIPER_PASSES_VERIFY_VALUENUMBERS_H
-#define PIPER_PASSES_VERIFY_VALUENUMBERS_H
+#ifndef PIPER_PASSES_SUPPORT_VALUENUMBERS_H
+#define PIPER_PASSES_SUPPORT_VALUENUMBERS_H
 
 #include "dialect/Piper.h"
 #include "llvm/ADT/DenseMap.h"
@@ -50,4 +50,4 @@ private:
 
 } // namespace piper
 
-#endif // PIPER_PASSES_VERIFY_VALUENUMBERS_H
+#endif // PIPER_PASSES_SUPPORT_VALUENUMBERS_H

@@ -5,7 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "passes/verify/ValueNumbers.h"
+#include "passes/support/ValueNumbers.h"
 
 #include "dialect/Rules.h"
 
@@ -22,8 +22,9 @@ static bool isCopy(Operation *op) {
 
 /// Whether an attribute says what a value is: others say where it is made.
 static bool isOfValue(StringRef name) {
-  static constexpr StringLiteral others[] = {"label", "stream", "at",
-                                             "mb",    "facts",  "positions"};
+  static constexpr StringLiteral others[] = {"label", "stream",  "at",
+                                             "mb",    "facts",   "positions",
+                                             "tag",   "primals", "cotangents"};
   return !llvm::is_contained(others, name);
 }
 
