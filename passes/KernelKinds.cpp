@@ -79,7 +79,8 @@ bool fillsWithOne(TorchOp op) {
 }
 
 bool ignoresTerms(TorchOp op) {
-  return op.getOpName() == "aten.nll_loss_backward.default"; // of a sum
+  return op.getOpName() == "aten.nll_loss_backward.default" || // of a sum
+         op.getOpName() == "piper.nll_loss_backward_part.default";
 }
 
 bool onlyRounds(TorchOp op) {
