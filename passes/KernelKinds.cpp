@@ -80,7 +80,8 @@ static int64_t getDimSize(Value value, size_t dim) {
 bool fillsWithOne(TorchOp op) {
   StringRef name = op.getOpName();
   return name.contains("full") || name.contains("zeros") ||
-         name.contains("ones") || name.contains("scalar_tensor");
+         name.contains("ones") || name.contains("empty") ||
+         name.contains("scalar_tensor");
 }
 
 bool takesDtypeAlone(TorchOp op) {

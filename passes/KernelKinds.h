@@ -61,10 +61,10 @@ AxisKind getAxisKind(mlir::Type type, mlir::StringAttr axis);
 /// The auto axes along which there are several ranks.
 llvm::SmallVector<AxisAttr> getSharedAxes(MeshOp mesh);
 
-/// Whether an op fills what it makes with one number.
+/// Whether an op fills what it makes with one number, or leaves it to others.
 bool fillsWithOne(TorchOp op);
 
-/// Whether an op that fills what it makes takes a tensor for its dtype alone.
+/// Whether such an op takes a tensor for its dtype alone.
 bool takesDtypeAlone(TorchOp op);
 
 /// Whether an op takes the number of labels only to divide by it, which it does

@@ -152,14 +152,17 @@ private:
     return success();
   }
 
-  /// What ranks hold of a value, of which one dim at most has positions.
+  /// What ranks hold of a value.
   AxisKind getKind(Value value) const {
+    AxisKind kind;
     if (terms.contains(value))
-      return {Kind::Partial};
+      kind.kind = Kind::Partial;
     for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
       if (auto found = positions.find({value, dim}); found != positions.end())
-        return {Kind::Shard, int64_t(dim), nullptr, found->second};
-    return {};
+        kind = kind == AxisKind()
+                   ? AxisKind{Kind::Shard, int64_t(dim), nullptr, found->second}
+                   : AxisKind{Kind::Varying};
+    return kind;
   }
 
   /// A sum over positions that a rank has is a term of the sum. It may be

@@ -30,8 +30,8 @@ aten = torch.ops.aten
 
 Dims = frozenset[int]
 NONE: Final[Dims] = frozenset()
-_FILLS: Final = frozenset(  # take a tensor for its dtype alone
-    {aten.new_full.default, aten.new_ones.default, aten.new_zeros.default}
+_NEW: Final = frozenset(  # take a tensor for its dtype alone
+    getattr(aten, name).default for name in ("new_empty", "new_full", "new_ones", "new_zeros")
 )
 _VIEWS: Final = frozenset({aten.view.default, aten._unsafe_view.default})
 
@@ -69,7 +69,7 @@ def follow_positions(
     Left for an op that sees several positions.
     """
     sides = _results(part), _results(whole)
-    if part.target in _FILLS or not any(operand.longer for operand in operands):
+    if part.target in _NEW or not any(operand.longer for operand in operands):
         return [NONE for _ in sides[0]]
     if part.target in _VIEWS:
         return [_through_view(operands[0], _given(sides[0][0], sides[1][0]), lengths)]
