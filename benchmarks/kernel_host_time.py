@@ -36,7 +36,7 @@ from piper.frontend.exporter import export_kernel
 from piper.mlir import ir
 from piper.mlir.dialects import piper as dialect
 from piper_runtime import LocalTransport
-from piper_runtime.state import Bucket
+from piper_runtime.states.state import Bucket
 from torch import Tensor, nn
 
 DEFAULT = Sizes(layers=8, width=64, context=16, batch=1)

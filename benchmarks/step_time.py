@@ -46,7 +46,7 @@ from paired import (
     timed,
 )
 from piper_runtime import LocalTransport
-from piper_runtime.spans import Recorder, exposed, met_at, work
+from piper_runtime.observe.spans import Recorder, exposed, met_at, work
 from two_stages import RANKS, Alone, TorchPipeline, gathered, ideal_seconds
 
 KERNELS = ("eager", "inductor")

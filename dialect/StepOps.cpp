@@ -57,6 +57,11 @@ LogicalResult StepOp::verify() {
     return emitOpError("expected a name and a dim for each of ")
            << count << " inputs, got " << getInputs().size() << " and "
            << getDims().size();
+  for (auto [name, type] :
+       llvm::zip_equal(getInputs(), getBody().getArgumentTypes()))
+    if (!isa<RankedTensorType>(type))
+      return emitOpError("expected a tensor as input ")
+             << name << ", got " << type;
   if (getPhase() > Phase::Bucketed)
     return emitOpError("expected phase captured, outlined or bucketed, got ")
            << stringifyPhase(getPhase());
@@ -78,6 +83,11 @@ LogicalResult StepOp::verify() {
 
 LogicalResult StepOp::verifySymbolUses(SymbolTableCollection &symbols) {
   return verifyPlan(*this, getMeshAttr(), getOrderAttr(), symbols);
+}
+
+bool StepOp::hasHome(int64_t stage) {
+  return !getHomes() ||
+         stage < cast<DenseI64ArrayAttr>((*getHomes())[0]).size();
 }
 
 int64_t StepOp::getHome(int64_t stage, int64_t microbatch) {

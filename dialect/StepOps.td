@@ -58,6 +58,8 @@ def Piper_StepOp : Piper_ContainerOp<"step", [NoTerminator, Piper_SymbolUser,
     ::mlir::Block &getBlock() { return getBody().front(); }
     /// The coordinate of a stage for a microbatch; 0 where nothing is placed.
     int64_t getHome(int64_t stage, int64_t microbatch);
+    /// Whether it says where a stage lies; without homes all lie on coordinate 0.
+    bool hasHome(int64_t stage);
   }];
 }
 

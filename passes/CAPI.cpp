@@ -1,8 +1,8 @@
 #include "passes/CAPI.h"
 
 #include "mlir/CAPI/IR.h"
-#include "passes/DumpPrograms.h"
 #include "passes/Passes.h"
+#include "passes/lower/DumpPrograms.h"
 
 void piperRegisterPasses() { piper::registerAllPasses(); }
 

@@ -13,7 +13,7 @@ extern "C" {
 /// Makes the passes that piper-opt knows available to textual pipelines.
 MLIR_CAPI_EXPORTED void piperRegisterPasses(void);
 
-/// Writes all programs of a module as JSON; see passes/DumpPrograms.h.
+/// Writes all programs of a module as JSON; see passes/lower/DumpPrograms.h.
 MLIR_CAPI_EXPORTED void piperDumpPrograms(MlirModule module,
                                           MlirStringCallback callback,
                                           void *userData);

@@ -9,8 +9,8 @@
 // before it comes here, and marks them done: piper/user_passes.py. Here it is
 // made sure that none is left out, whichever driver runs the sequence.
 
-#include "passes/Facts.h"
 #include "passes/Passes.h"
+#include "passes/support/Facts.h"
 
 #include "llvm/ADT/StringExtras.h"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from piper_runtime import Program
+from piper_runtime.observe.progress import phase
 from piper_runtime.program import seal
-from piper_runtime.progress import phase
 from torch import Tensor, nn
 
 from piper.arguments import check_arguments, check_fit

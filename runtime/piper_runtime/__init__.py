@@ -1,4 +1,4 @@
-"""The runtime of Piper: runs per-rank programs. Needs only torch, never imports the compiler.
+"""The runtime of Piper: runs per-rank programs, without the compiler, on torch and safetensors.
 
 Read first: ``rank`` (the instruction set), ``transports/local`` (the abstract machine) and
 ``trainer``.
@@ -14,13 +14,13 @@ from piper_runtime.errors import (
     RemoteError,
     StallError,
 )
-from piper_runtime.faults import Fault
+from piper_runtime.failures.faults import Fault
 from piper_runtime.kernels import KernelError
-from piper_runtime.loss_scale import LossScale
-from piper_runtime.metrics import Metrics
-from piper_runtime.optimizer import takes_names
+from piper_runtime.observe.metrics import Metrics
+from piper_runtime.observe.result import StepResult
 from piper_runtime.program import Program
-from piper_runtime.result import StepResult
+from piper_runtime.states.loss_scale import LossScale
+from piper_runtime.states.optimizer import takes_names
 from piper_runtime.stepper import Stepper
 from piper_runtime.trainer import Trainer
 from piper_runtime.transports.base import Transport

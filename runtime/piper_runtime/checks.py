@@ -23,7 +23,7 @@ from piper_runtime.instruction import Handle, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.program import LoadedProgram
 from piper_runtime.rank import Rank
-from piper_runtime.state import Bucket
+from piper_runtime.states.state import Bucket
 
 __all__ = ["EntryFacts", "check_calls", "check_entry_point", "record_program"]
 

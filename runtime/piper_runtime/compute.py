@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from piper_runtime.instruction import Handle
-from piper_runtime.optimizer import clip_factor
-from piper_runtime.state import Bucket
+from piper_runtime.states.optimizer import clip_factor
+from piper_runtime.states.state import Bucket
 
 __all__ = [
     "Update", "convert", "free", "nonfinite", "nothing", "part", "sizes", "sumsq", "tangent", "total",

@@ -13,7 +13,7 @@ from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Comm, CommSpec, Mesh
 from piper_runtime.names import dtype_of
 from piper_runtime.program import LoadedProgram
-from piper_runtime.state import Bucket
+from piper_runtime.states.state import Bucket
 
 __all__ = ["Home", "make_home"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from piper_runtime.culprit import find_op
 from piper_runtime.errors import InstructionError, RemoteError, StallError
+from piper_runtime.failures.culprit import find_op
 from piper_runtime.mesh import Comm
 
 if TYPE_CHECKING:

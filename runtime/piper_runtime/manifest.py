@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
-from piper_runtime.batch import InputSpec, SequenceSpec
 from piper_runtime.errors import ProgramError
-from piper_runtime.fixed import FixedLeaf
-from piper_runtime.loss_scale import LossScale
+from piper_runtime.inputs.batch import InputSpec, SequenceSpec
+from piper_runtime.inputs.fixed import FixedLeaf
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 from piper_runtime.names import dtype_of
-from piper_runtime.sharding import Local, Shard
+from piper_runtime.states.loss_scale import LossScale
+from piper_runtime.states.sharding import Local, Shard
 
 __all__ = ["VERSION", "BucketSpec", "FlopsSpec", "Manifest", "MemorySpec", "StateSpec"]
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import piper_runtime.ops  # noqa: F401  (kernels call these ops by name)
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import Manifest
-from piper_runtime.optimizer import OptimizerFactory
-from piper_runtime.tensorfile import load_tensors, save_tensors, tensor_bytes
+from piper_runtime.states.optimizer import OptimizerFactory
+from piper_runtime.tensorfile import pack_tensors, tensor_bytes, unpack_tensors
 
 __all__ = ["Program", "chunk", "content_hash", "flatten", "seal", "seal_folder"]
 
@@ -147,12 +147,9 @@ class Program:
         (folder / MANIFEST).unlink(missing_ok=True)
         (folder / CONSTANTS).unlink(missing_ok=True)
         if self.constants:
-            save_tensors(self.constants, folder / CONSTANTS)
+            _write(folder / CONSTANTS, pack_tensors(self.constants))
         for name, text in sorted(self.texts.items(), key=lambda item: item[0] == MANIFEST):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            part = folder / f"{name}.{uuid4().hex}"
-            part.write_text(text)
-            part.replace(folder / name)
+            _write(folder / name, text.encode())
 
     def load(self, device: torch.device) -> LoadedProgram:
         """Execute the texts as a package with kernels bound to ``device``."""
@@ -166,7 +163,15 @@ def _read(folder: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     files = [*folder.glob("*.py"), folder / MANIFEST, *folder.glob("ir/*.mlir")]
     texts = {str(file.relative_to(folder)): file.read_text() for file in files}
     constants = folder / CONSTANTS
-    return texts, load_tensors(constants) if constants.is_file() else {}
+    return texts, unpack_tensors(constants.read_bytes()) if constants.is_file() else {}
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Write a file at once, so that nobody reads half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.{uuid4().hex}")
+    part.write_bytes(data)
+    part.replace(file)
 
 
 def _files_of(folder: Path) -> set[str]:

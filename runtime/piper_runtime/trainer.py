@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piper_runtime import batch as batches
-from piper_runtime.agreement import check_batch, check_replicas, digest_of
 from piper_runtime.checking.check import make_checker
 from piper_runtime.checking.gaps import Summary
 from piper_runtime.checking.oracle import Oracle
@@ -25,28 +23,30 @@ from piper_runtime.determinism import check_agreement, check_environment
 from piper_runtime.determinism import deterministic as deterministic_algorithms
 from piper_runtime.devices import device_for
 from piper_runtime.errors import ProgramError
-from piper_runtime.faults import Fault, arm, hooked
-from piper_runtime.feed import feed_all, feed_one
-from piper_runtime.held import Held
+from piper_runtime.failures.faults import Fault, arm, hooked
 from piper_runtime.home import Home, make_home
+from piper_runtime.inputs import batch as batches
+from piper_runtime.inputs.agreement import check_batch, check_replicas, digest_of
+from piper_runtime.inputs.feed import feed_all, feed_one
 from piper_runtime.kernels import bind_kernels
-from piper_runtime.loss_scale import LossScale, LossScaler, unscaled
 from piper_runtime.manifest import BucketSpec, StateSpec
-from piper_runtime.memory import MemoryMeter
-from piper_runtime.metrics import Metrics
 from piper_runtime.names import dtype_of
-from piper_runtime.optimizer import OptimizerFactory, load_factory
+from piper_runtime.observe.memory import MemoryMeter
+from piper_runtime.observe.metrics import Metrics
+from piper_runtime.observe.progress import tell
+from piper_runtime.observe.result import StepResult, check_peak, count_tokens, peak_resident
+from piper_runtime.observe.watch import Watch
+from piper_runtime.observe.windows import Steps, Submit
 from piper_runtime.program import Program
-from piper_runtime.progress import tell
 from piper_runtime.rank import Rank
-from piper_runtime.result import StepResult, check_peak, count_tokens, peak_resident
-from piper_runtime.state import Init, Weights, make_buckets
+from piper_runtime.states.held import Held
+from piper_runtime.states.loss_scale import LossScale, LossScaler, unscaled
+from piper_runtime.states.optimizer import OptimizerFactory, load_factory
+from piper_runtime.states.state import Init, Weights, make_buckets
+from piper_runtime.states.whole import gather_buckets, loose_states
 from piper_runtime.stepper import Stepper
 from piper_runtime.transports import Transport, transport_from
 from piper_runtime.transports.local import LocalTransport
-from piper_runtime.watch import Watch
-from piper_runtime.whole import gather_buckets, loose_states
-from piper_runtime.windows import Steps, Submit
 
 __all__ = ["Trainer"]
 

@@ -17,11 +17,11 @@ from piper.emit.names import identifier
 from piper.simulate import Network, Profile, ProgramFacts, ProgramSimulation, link, simulate_program
 from piper.simulate.traced import Trace, profile_of
 from piper_runtime import Program, Trainer
-from piper_runtime.clocks import Clock
 from piper_runtime.listing import Listing
+from piper_runtime.observe.clocks import Clock
+from piper_runtime.observe.spans import Span
+from piper_runtime.observe.trace import Recording, write_trace
 from piper_runtime.program import seal
-from piper_runtime.spans import Span
-from piper_runtime.trace import Recording, write_trace
 
 MICROBATCHES, SECOND = 4, 1_000_000_000
 NETWORK = Network(link("loopback"))

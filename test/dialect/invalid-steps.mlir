@@ -18,6 +18,12 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [] (%x: tensor
 // -----
 
 piper.mesh @mesh [pp = 1 unrolled]
+// expected-error @+1 {{expected a tensor as input "s", got '!piper.sizes'}}
+piper.step @train phase = outlined mesh = @mesh inputs ["s"] dims [0] (%s: !piper.sizes) {}
+
+// -----
+
+piper.mesh @mesh [pp = 1 unrolled]
 // expected-error @+1 {{expected phase captured, outlined or bucketed, got ordered}}
 piper.step @train phase = ordered mesh = @mesh inputs [] dims [] () {}
 

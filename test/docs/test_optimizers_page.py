@@ -10,7 +10,7 @@ from typing import Any
 import piper
 import pytest
 import torch
-from piper_runtime.optimizer import ELEMENTWISE, TakesNames, call_factory
+from piper_runtime.states.optimizer import ELEMENTWISE, TakesNames, call_factory
 from torch import Tensor, nn
 from torch.nn import functional
 

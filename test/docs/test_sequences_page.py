@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from piper_runtime.batch import part_of_sequence
+from piper_runtime.inputs.batch import part_of_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sequences.md").read_text()

@@ -12,7 +12,7 @@ import torch
 from piper.emit.outside import add_outside, fix_leaves
 from piper.frontend.data import CaptureError
 from piper_runtime import Program, Trainer
-from piper_runtime.fixed import FixedLeaf
+from piper_runtime.inputs.fixed import FixedLeaf
 from piper_runtime.manifest import Manifest
 from torch import Tensor, nn
 

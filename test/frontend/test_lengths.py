@@ -12,7 +12,7 @@ from piper import local_loss, ops
 from piper.frontend import CaptureError, capture, capture_eval
 from piper.frontend.sequences.lengths import refuse_lengths
 from piper.frontend.sequences.part import part_of_batch
-from piper_runtime.batch import SequenceSpec
+from piper_runtime.inputs.batch import SequenceSpec
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from piper_runtime.batch import part_of_sequence
+from piper_runtime.inputs.batch import part_of_sequence
 from piper_runtime.ops import attention_part, attention_part_backward
 from torch import Tensor
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from piper_runtime.batch import part_of_sequence
+from piper_runtime.inputs.batch import part_of_sequence
 from piper_runtime.ops import attention_part, attention_part_backward, partition
 from piper_runtime.ops.attention_fused import choose_fused
 from torch import Tensor

@@ -18,7 +18,7 @@ from typing import Any
 import piper
 import torch
 from piper_runtime import LocalTransport, Program
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from plain_ops import plain_ops
 from torch import Tensor, nn
 

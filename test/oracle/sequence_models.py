@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from hf_models import FAMILIES
 from oracle import randomize, sgd
 from piper.strategy import Directive
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from small_gpt import IGNORED, TAGS, VOCABULARY, Batch
 from small_moe import EXPERT_STATES

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from oracle import randomize, sgd
 from piper.strategy import Directive, Overlap, Remat
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from strategies import Captures
 from torch import Tensor, nn

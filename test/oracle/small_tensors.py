@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from oracle import randomize, sgd
 from piper.strategy import Directive, Remat, Shard
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from small_gpt import TAGS, VOCABULARY, Batch, token_loss
 from strategies import Captures

@@ -14,7 +14,7 @@ from piper.frontend import Capture, capture, capture_eval
 from piper.frontend.example import slice_example
 from piper.strategy import Directive
 from piper_runtime import Program
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from torch import nn
 
 

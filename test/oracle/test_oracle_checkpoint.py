@@ -19,7 +19,7 @@ from hf_models import FAMILIES
 from oracle import Step, adamw, check_steps, plain_steps, sgd
 from piper.strategy import Update
 from piper_runtime import Program, Trainer
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from small_gpt import TAGS, Batch, token_loss
 from strategies import Case

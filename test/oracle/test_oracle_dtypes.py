@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from oracle import Step, adamw, check_steps, distance, piper_steps, sgd
 from piper.strategy.update import Update
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from sharded_gpt import CLIP, NAMES
 from small_gpt import ROWS, TAGS, Batch, token_loss

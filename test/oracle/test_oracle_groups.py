@@ -11,7 +11,7 @@ import small_gpt
 import torch
 from oracle import check_steps, distance, piper_steps, plain_steps
 from piper_runtime import Program, Trainer
-from piper_runtime.optimizer import OptimizerFactory, TakesNames
+from piper_runtime.states.optimizer import OptimizerFactory, TakesNames
 from sharded import Sharded
 from sharded_gpt import CLIP, NAMES
 from small_gpt import TAGS, Batch, token_loss

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from oracle import piper_steps
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from strategies import Captures, Case
 from torch import Tensor, nn

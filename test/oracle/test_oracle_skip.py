@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from oracle import Step, adamw, check_steps, gradients_of, piper_steps, plain_steps, sgd
 from oracle_processes import train_processes
 from piper_runtime import LocalTransport, Program, StepResult
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from small_gpt import TAGS
 from strategies import Captures, Case

@@ -15,7 +15,7 @@ from hf_models import FAMILIES, next_token_loss
 from oracle import BOUND, adamw, check_steps, piper_steps, plain_steps, sgd
 from piper.simulate import ProgramFacts
 from piper.simulate.communication import measure_traffic
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded import Sharded
 from sharded_gpt import CLIP, NAMES, check_training, compile_case
 from small_gpt import TAGS, token_loss

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracle import adamw, check_steps, piper_steps, plain_steps
 from piper_runtime import Program, Trainer
-from piper_runtime.state import Bucket
+from piper_runtime.states.state import Bucket
 from sharded import Sharded
 from strategies import Captures
 from torch import Tensor, nn

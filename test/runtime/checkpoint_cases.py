@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from mlp_program import make_adamw
 from piper_runtime import Trainer
-from piper_runtime.optimizer import OptimizerFactory
-from piper_runtime.state import Bucket
+from piper_runtime.states.optimizer import OptimizerFactory
+from piper_runtime.states.state import Bucket
 from sharded_program import Odd, Sharding, make_batch, sharded_program
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save

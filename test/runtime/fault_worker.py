@@ -22,7 +22,7 @@ import torch
 from gloo_worker import shard
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts
 from piper_runtime import Program, Trainer
-from piper_runtime.faults import ArmedFault
+from piper_runtime.failures.faults import ArmedFault
 from piper_runtime.instruction import Instruction
 from torch import Tensor
 

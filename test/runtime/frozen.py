@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from piper_runtime.counters import ACTIVITY, FIRST_STREAM, Activity
-from piper_runtime.hang import Programs, Status
+from piper_runtime.failures.counters import ACTIVITY, FIRST_STREAM, Activity
+from piper_runtime.failures.hang import Programs, Status
 from piper_runtime.instruction import COMPUTE, HOST, Instruction
 
 Meeting = tuple[str, tuple[int, ...], int]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 from piper_runtime import Trainer
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 from torch import Tensor, nn
 
 TOLERANCE = 1e-12

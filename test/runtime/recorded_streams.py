@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from piper_runtime.counters import Counters
 from piper_runtime.devices import CpuDevice, Device, Event, Stream
-from piper_runtime.hang import Programs
+from piper_runtime.failures.counters import Counters
+from piper_runtime.failures.hang import Programs
 from piper_runtime.instruction import COMPUTE, HOST, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from piper_runtime import compute
 from piper_runtime.checking.oracle import Shards, Value
-from piper_runtime.optimizer import OptimizerFactory
 from piper_runtime.program import Program
+from piper_runtime.states.optimizer import OptimizerFactory
 from sharded_program import BACKWARD, BUCKETS, FORWARD, NUM, Sharding, sharded_program
 from torch import Tensor, nn
 

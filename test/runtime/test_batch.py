@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from piper_runtime.batch import InputSpec, leaves, microbatches, shards
+from piper_runtime.inputs.batch import InputSpec, leaves, microbatches, shards
 
 IDS = InputSpec("ids", (2, 3), "int64", 0)
 COLUMNS = InputSpec("columns", (3, 2), "float32", 1)

@@ -32,8 +32,8 @@ from mlp_program import TiedMlp, make_adamw, make_sgd, program_texts, sealed
 from mlp_program import make_batch as mlp_batch
 from piper_runtime import LocalTransport, Program, Trainer
 from piper_runtime.checkpoint.writers import choose_writers
-from piper_runtime.optimizer import ELEMENTWISE
-from piper_runtime.sharding import pad
+from piper_runtime.states.optimizer import ELEMENTWISE
+from piper_runtime.states.sharding import pad
 from plain_steps import mean_loss
 from sharded_oracle import SingleProcess
 from sharded_program import BUCKETS, Odd, Sharding, sharded_program

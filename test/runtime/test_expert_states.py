@@ -27,8 +27,8 @@ from mlp_program import make_adamw, make_sgd
 from piper_runtime import LocalTransport, Program, ProgramError, Trainer
 from piper_runtime.checkpoint.writers import choose_writers
 from piper_runtime.manifest import Manifest
-from piper_runtime.optimizer import OptimizerFactory
-from piper_runtime.sharding import Local
+from piper_runtime.states.optimizer import OptimizerFactory
+from piper_runtime.states.sharding import Local
 from plain_steps import TOLERANCE, close, train_as_plain
 from torch import Tensor
 from torchrun import saved_by_ranks, torchrun

@@ -16,7 +16,7 @@ import pytest
 import torch
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts
 from piper_runtime import Fault, FaultError, InstructionError, LocalTransport, Program, Trainer
-from piper_runtime.faults import VARIABLE
+from piper_runtime.failures.faults import VARIABLE
 from torchrun import command, torchrun
 
 WORKER = Path(__file__).with_name("fault_worker.py")

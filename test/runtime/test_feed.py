@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from piper_runtime.batch import part_of_sequence
-from piper_runtime.feed import feed_all, feed_one
+from piper_runtime.inputs.batch import part_of_sequence
+from piper_runtime.inputs.feed import feed_all, feed_one
 from piper_runtime.manifest import Manifest
 from torch import Tensor
 

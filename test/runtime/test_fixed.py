@@ -10,8 +10,8 @@ import pytest
 import torch
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts
 from piper_runtime import Program, Trainer
-from piper_runtime.batch import InputSpec, shards
-from piper_runtime.fixed import FixedLeaf, check_fixed
+from piper_runtime.inputs.batch import InputSpec, shards
+from piper_runtime.inputs.fixed import FixedLeaf, check_fixed
 from piper_runtime.program import seal
 
 X = InputSpec("x", (2,), "float32", 0)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piper_runtime import LossScale
 from piper_runtime.compute import Update, nonfinite
-from piper_runtime.loss_scale import LossScaler, unscaled
 from piper_runtime.manifest import BucketSpec, StateSpec
-from piper_runtime.optimizer import clip_factor
-from piper_runtime.state import Bucket
+from piper_runtime.states.loss_scale import LossScaler, unscaled
+from piper_runtime.states.optimizer import clip_factor
+from piper_runtime.states.state import Bucket
 
 
 @settings(deadline=None)

@@ -16,8 +16,8 @@ from piper_runtime.devices import CpuDevice
 from piper_runtime.errors import ProgramError
 from piper_runtime.instruction import Handle, Instruction
 from piper_runtime.manifest import Manifest, MemorySpec
-from piper_runtime.memory import MemoryCount
-from piper_runtime.metrics import Metrics
+from piper_runtime.observe.memory import MemoryCount
+from piper_runtime.observe.metrics import Metrics
 
 SPEC = MemorySpec(
     parameters=100,

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import pytest
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts, sealed
 from piper_runtime import LocalTransport, Program, StepResult, Trainer
-from piper_runtime.clocks import Clocks
-from piper_runtime.compare import compare_ranks
 from piper_runtime.errors import ProgramError
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Axis, Mesh
-from piper_runtime.metrics import Metrics
-from piper_runtime.progress import phase, tell
-from piper_runtime.spans import Span
+from piper_runtime.observe.clocks import Clocks
+from piper_runtime.observe.compare import compare_ranks
+from piper_runtime.observe.metrics import Metrics
+from piper_runtime.observe.progress import phase, tell
+from piper_runtime.observe.spans import Span
 
 RESULT = StepResult(
     step=3,

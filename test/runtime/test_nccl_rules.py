@@ -13,7 +13,7 @@ import torch
 from piper_runtime import NcclTransport, Trainer
 from piper_runtime.devices import CpuDevice, Stream
 from piper_runtime.errors import ProgramError
-from piper_runtime.hang import Programs
+from piper_runtime.failures.hang import Programs
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
 from piper_runtime.transports import nccl, transport_from

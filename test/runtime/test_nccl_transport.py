@@ -19,7 +19,7 @@ from mlp_program import TiedMlp, edited, make_adamw, program_texts
 from mlp_program import make_batch as make_tied_batch
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
 from piper_runtime.checking.oracle import Oracle
-from piper_runtime.faults import VARIABLE
+from piper_runtime.failures.faults import VARIABLE
 from piper_runtime.instruction import COMPUTE
 from piper_runtime.transports import streams
 from recorded_streams import (

@@ -9,9 +9,9 @@ import pytest
 import torch
 from piper_runtime import takes_names
 from piper_runtime.manifest import BucketSpec, StateSpec
-from piper_runtime.optimizer import call_factory
-from piper_runtime.sharding import Shard
-from piper_runtime.state import Bucket
+from piper_runtime.states.optimizer import call_factory
+from piper_runtime.states.sharding import Shard
+from piper_runtime.states.state import Bucket
 from torch import nn
 
 Named = list[tuple[str, nn.Parameter]]

@@ -15,9 +15,10 @@ import torch
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts, sealed
 from piper_runtime import Program, ProgramError, Trainer
 from piper_runtime.mesh import Axis, CommSpec, Mesh
-from piper_runtime.optimizer import load_factory
 from piper_runtime.program import seal, seal_folder
-from piper_runtime.tensorfile import load_tensors, save_tensors
+from piper_runtime.states.optimizer import load_factory
+from piper_runtime.tensorfile import pack_tensors, unpack_tensors
+from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
 MESH = Mesh((Axis("pp", 2, "unrolled"), Axis("dp", 2, "manual"), Axis("ep", 2, "manual")))
@@ -68,7 +69,7 @@ def change_text(folder: Path, name: str, old: str, new: str) -> None:
 
 def change_constant(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     file = folder / "constants.safetensors"
-    save_tensors({name: change(value) for name, value in load_tensors(file).items()}, file)
+    save_file({name: change(value) for name, value in load_file(file).items()}, file)
 
 
 Tampering = Callable[[Path], object]
@@ -88,7 +89,7 @@ TAMPERING: dict[str, Tampering] = {
     "shape": lambda at: change_constant(at, lambda table: table.view(3, 2)),
     "dtype": lambda at: change_constant(at, lambda table: table.view(torch.int32)),
     "no constants": lambda at: (at / "constants.safetensors").unlink(),
-    "constant's name": lambda at: save_tensors(
+    "constant's name": lambda at: save_file(
         {"other": torch.arange(6.0).view(2, 3)}, at / "constants.safetensors"
     ),
 }
@@ -213,23 +214,29 @@ def test_mesh_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.int32])
-def test_tensor_files_keep_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_tensor_files_keep_bits(dtype: torch.dtype) -> None:
     tensors = {
         "matrix": torch.arange(-3, 3).view(2, 3).to(dtype).t(),
         "scalar": torch.ones((), dtype=dtype),
         "empty": torch.empty(0, 4, dtype=dtype),
     }
-    save_tensors(tensors, tmp_path / "file")
-    loaded = load_tensors(tmp_path / "file")
+    loaded = unpack_tensors(pack_tensors(tensors))
     assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert loaded[name].dtype == dtype
         assert torch.equal(loaded[name], tensor)
 
 
-def test_tensor_files_refuse_other_dtypes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tensor 'z' expected a dtype in"):
-        save_tensors({"z": torch.ones(1, dtype=torch.complex64)}, tmp_path / "file")
+def test_tensors_may_share_memory() -> None:
+    matrix = torch.arange(6.0).view(2, 3)
+    loaded = unpack_tensors(pack_tensors({"matrix": matrix, "turned": matrix.t()}))
+    assert torch.equal(loaded["turned"], matrix.t())
+
+
+def test_tensor_files_refuse_other_dtypes() -> None:
+    expected = r"expected tensors of dtypes that safetensors has, got torch.complex128 of \['z'\]"
+    with pytest.raises(ValueError, match=expected):
+        pack_tensors({"a": torch.ones(1), "z": torch.ones(1, dtype=torch.complex128)})
 
 
 def test_optimizer_factories_are_imported() -> None:

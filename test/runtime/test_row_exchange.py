@@ -23,7 +23,7 @@ from exchange_program import (
 from frozen import Machine
 from piper_runtime import InstructionError, LocalTransport, Program, ProgramError, Trainer
 from piper_runtime.compute import sizes
-from piper_runtime.hang import Programs, find_blame
+from piper_runtime.failures.hang import Programs, find_blame
 from piper_runtime.instruction import COMPUTE, HOST, Instruction, Message
 from piper_runtime.mesh import Comm
 from piper_runtime.transports.base import rows_of

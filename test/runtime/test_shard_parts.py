@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from piper_runtime.manifest import BucketSpec
 from piper_runtime.mesh import Axis, Comm, Mesh
 from piper_runtime.program import flatten
-from piper_runtime.sharding import Local, Piece, Shard, pad
+from piper_runtime.states.sharding import Local, Piece, Shard, pad
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=5)
 

@@ -13,8 +13,8 @@ import torch
 from mlp_program import make_adamw, make_sgd
 from op_log import OpLog
 from piper_runtime import LocalTransport, Trainer
-from piper_runtime.optimizer import ELEMENTWISE, OptimizerFactory
-from piper_runtime.state import Bucket
+from piper_runtime.states.optimizer import ELEMENTWISE, OptimizerFactory
+from piper_runtime.states.state import Bucket
 from plain_steps import mean_loss, train_as_plain
 from sharded_program import BUCKETS, SIZES, Odd, Sharding, make_batch, sharded_program
 from sharding_worker import DP4, HSDP, NUM_RANKS, SHARDINGS

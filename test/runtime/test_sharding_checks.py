@@ -11,8 +11,8 @@ import torch
 from mlp_program import make_sgd, sealed
 from piper_runtime import InstructionError, Program, ProgramError, Trainer
 from piper_runtime.manifest import BucketSpec, StateSpec
-from piper_runtime.sharding import Shard
-from piper_runtime.state import Bucket
+from piper_runtime.states.sharding import Shard
+from piper_runtime.states.state import Bucket
 from sharded_oracle import SingleProcess
 from sharded_program import Odd, Sharding, make_batch, sharded_program
 

@@ -10,9 +10,9 @@ import torch
 from mlp_program import TiedMlp, make_batch, program_texts, sealed
 from piper_runtime import Program, ProgramError, Trainer
 from piper_runtime.manifest import BucketSpec, StateSpec
-from piper_runtime.optimizer import clip_factor
 from piper_runtime.program import seal
-from piper_runtime.state import Bucket, Weights
+from piper_runtime.states.optimizer import clip_factor
+from piper_runtime.states.state import Bucket, Weights
 from torch import Tensor, nn
 
 WEIGHT = StateSpec("w", "parameter", (2, 3), "bfloat16", True, ())

@@ -13,11 +13,11 @@ import torch
 from collective_program import collective_program, make_input
 from mlp_program import TiedMlp, make_batch, make_sgd, program_texts, sealed
 from piper_runtime import InstructionError, LocalTransport, Program, Trainer
-from piper_runtime.clocks import Clocks, Order, read_clocks
 from piper_runtime.instruction import Instruction
 from piper_runtime.listing import Line, Listing
-from piper_runtime.profiler import MemoryWindow
-from piper_runtime.spans import Span, exposed, meetings, met_at
+from piper_runtime.observe.clocks import Clocks, Order, read_clocks
+from piper_runtime.observe.profiler import MemoryWindow
+from piper_runtime.observe.spans import Span, exposed, meetings, met_at
 from trace_schema import check_trace
 
 

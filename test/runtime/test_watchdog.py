@@ -27,7 +27,7 @@ from piper_runtime import (
     StallError,
     Trainer,
 )
-from piper_runtime.counters import (
+from piper_runtime.failures.counters import (
     ACTIVITY,
     FIRST_STREAM,
     Activity,
@@ -37,9 +37,9 @@ from piper_runtime.counters import (
     head_of,
     is_done,
 )
-from piper_runtime.hang import Programs, Status, explain, find_blame
+from piper_runtime.failures.hang import Programs, Status, explain, find_blame
+from piper_runtime.failures.watchdog import GRACE, SILENCE, Watchdog
 from piper_runtime.instruction import Instruction
-from piper_runtime.watchdog import GRACE, SILENCE, Watchdog
 from torch._C._distributed_c10d import HashStore
 from torchrun import torchrun
 
@@ -208,7 +208,7 @@ def test_a_rank_that_is_a_call_behind_has_made_the_same(programs: Programs) -> N
 
 
 def test_ranks_of_one_call_are_limited(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_runtime.hang.MOST_LISTED", 2)
+    monkeypatch.setattr("piper_runtime.failures.hang.MOST_LISTED", 2)
     statuses = {rank: called(programs, rank, "train") for rank in range(NUM_RANKS)}
     statuses[3] = called(programs, 3, "eval")
     report = explain(programs, statuses, find_blame(programs, statuses, 0))
@@ -243,7 +243,7 @@ def test_counters_can_be_read_after_their_process_was_killed() -> None:
     code = """if True:
         import json, sys, time
         from dataclasses import asdict
-        from piper_runtime.counters import Counters
+        from piper_runtime.failures.counters import Counters
         counters = Counters(["a"])
         counters.begin(step=7, entry=0)
         print(json.dumps(asdict(counters.address())), flush=True)
@@ -482,7 +482,7 @@ def test_odd_timeouts_are_refused() -> None:
 def test_lines_of_the_report_are_limited(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("piper_runtime.hang.MOST_LINES", 1)
+    monkeypatch.setattr("piper_runtime.failures.hang.MOST_LINES", 1)
     statuses = Machine(programs, find(programs, 2, "r.run(layer_1_B")).statuses()
     report = explain(programs, statuses, find_blame(programs, statuses, 0)).splitlines()
     assert report[3].startswith("  rank 0 (pp 0, dp 0) waits for rank 2")

@@ -17,8 +17,9 @@ time.perf_counter_ns = lambda: real() + (RANK // 2) * HOUR
 
 import torch
 from mlp_program import TiedMlp, make_adamw, make_batch, program_texts
-from piper_runtime import Program, Trainer, clocks
-from piper_runtime.metrics import Metrics
+from piper_runtime import Program, Trainer
+from piper_runtime.observe import clocks
+from piper_runtime.observe.metrics import Metrics
 
 
 def main() -> None:

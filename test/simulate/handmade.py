@@ -8,7 +8,7 @@ from typing import Any
 from piper.simulate import Link, Network, Profile, ProgramFacts, ProgramSimulation, simulate_program
 from piper.simulate.facts import ChunkFacts, KernelFacts
 from piper.simulate.sizes import Size
-from piper_runtime.batch import InputSpec
+from piper_runtime.inputs.batch import InputSpec
 from piper_runtime.manifest import BucketSpec, Manifest, StateSpec
 from piper_runtime.mesh import Axis, CommSpec, Mesh
 

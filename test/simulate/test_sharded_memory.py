@@ -15,7 +15,7 @@ from piper.simulate.memory import Memory
 from piper.simulate.values import Values, bucket_bytes, read_values
 from piper_runtime import Trainer
 from piper_runtime.manifest import BucketSpec
-from piper_runtime.state import Bucket
+from piper_runtime.states.state import Bucket
 
 WHOLE = BucketSpec("w$b", ("w",), (0,), "float32", 10, "float32")
 ZERO_1 = dataclasses.replace(WHOLE, shard_axes=("dp",), compute_dtype="float32")

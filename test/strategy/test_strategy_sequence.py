@@ -10,7 +10,7 @@ import pytest
 from piper import order, place, replicate, sequence, shard
 from piper.mlir import ir
 from piper.strategy import Strategy
-from piper_runtime.batch import SequenceSpec
+from piper_runtime.inputs.batch import SequenceSpec
 
 DIMS = {"ids": 1, "labels": 1}
 MESH = {"pp": 2, "dp": 2, "cp": 2}

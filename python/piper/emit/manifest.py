@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from piper_runtime.sharding import Local
+from piper_runtime.states.sharding import Local
 
 from piper.emit.flops import count_flops
 from piper.emit.layouts import axes_of_kind, kinds_in

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from piper_runtime.batch import leaves
-from piper_runtime.fixed import FixedLeaf
+from piper_runtime.inputs.batch import leaves
+from piper_runtime.inputs.fixed import FixedLeaf
 from torch import Tensor, nn
 
 from piper.frontend.data import CaptureError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from piper_runtime.batch import InputSpec
+from piper_runtime.inputs.batch import InputSpec
 from torch import Tensor, fx
 
 __all__ = [

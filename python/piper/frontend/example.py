@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from piper_runtime.batch import leaves
+from piper_runtime.inputs.batch import leaves
 from piper_runtime.names import dtype_name
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -53,7 +53,7 @@ def slice_example(
         )
         for name, leaf in tensors.items()
     )
-    # The same definition of a leaf as piper_runtime.batch.leaves.
+    # The same definition of a leaf as piper_runtime.inputs.batch.leaves.
     values, spec = pytree.tree_flatten(batch, is_leaf=lambda value: value is None)
     is_tensor = tuple(isinstance(value, Tensor) for value in values)
     constants = tuple(None if isinstance(value, Tensor) else value for value in values)

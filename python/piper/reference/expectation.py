@@ -10,7 +10,7 @@ import torch
 from piper_runtime.checking.places import Places
 from piper_runtime.compute import sumsq
 from piper_runtime.manifest import BucketSpec, Manifest
-from piper_runtime.sharding import Local
+from piper_runtime.states.sharding import Local
 from torch import Tensor
 
 from piper.reference.interpret import Results, StepFunction

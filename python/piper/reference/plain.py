@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from piper_runtime import batch as batches
 from piper_runtime.checking.gaps import BOUNDS
-from piper_runtime.fixed import check_fixed
+from piper_runtime.inputs import batch as batches
+from piper_runtime.inputs.fixed import check_fixed
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import Mesh
 from torch import Tensor, nn

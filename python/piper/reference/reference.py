@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from piper_runtime import CheckError, Program, Trainer, Transport
-from piper_runtime import batch as batches
 from piper_runtime.checking.gaps import Summary
 from piper_runtime.checking.places import Places
+from piper_runtime.inputs import batch as batches
 from piper_runtime.names import dtype_of
-from piper_runtime.optimizer import OptimizerFactory, call_factory, clip_factor, load_factory
+from piper_runtime.states.optimizer import OptimizerFactory, call_factory, clip_factor, load_factory
 from torch import Tensor, nn
 
 from piper.frontend.exporter import export_step

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from piper_runtime.manifest import BucketSpec, Manifest
 from piper_runtime.mesh import Mesh
-from piper_runtime.optimizer import OptimizerFactory, make_optimizer
+from piper_runtime.states.optimizer import OptimizerFactory, make_optimizer
 from torch import nn
 
 from piper.simulate.facts import ProgramFacts, Row

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from piper_runtime import Program
-from piper_runtime.optimizer import OptimizerFactory
+from piper_runtime.states.optimizer import OptimizerFactory
 
 from piper.simulate.engine import Timing
 from piper.simulate.exposed import KINDS, Exposure, Talk, measure_exposed

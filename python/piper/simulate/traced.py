@@ -15,8 +15,8 @@ from typing import Any
 
 from piper_runtime import Program
 from piper_runtime.listing import Line, Listing
-from piper_runtime.spans import Span, exposed, meetings, met_at, work
-from piper_runtime.trace import VERSION
+from piper_runtime.observe.spans import Span, exposed, meetings, met_at, work
+from piper_runtime.observe.trace import VERSION
 
 from piper.simulate.devices import Link
 from piper.simulate.facts import ProgramFacts, Row

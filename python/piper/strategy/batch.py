@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from piper_runtime.batch import leaves
+from piper_runtime.inputs.batch import leaves
 from torch import Tensor
 
 from piper.strategy.directive import Directive

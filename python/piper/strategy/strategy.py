@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
-from piper_runtime.batch import SequenceSpec
+from piper_runtime.inputs.batch import SequenceSpec
 
 from piper.schedules import Homes, Table, halve_pairs
 from piper.strategy.annotate import Annotate

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from piper_runtime import LossScale
-from piper_runtime.loss_scale import check_loss_scale
+from piper_runtime.states.loss_scale import check_loss_scale
 from torch import nn
 from torch.optim import Optimizer
 

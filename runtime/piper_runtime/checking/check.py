@@ -9,11 +9,11 @@ from torch import Tensor
 from piper_runtime.checking.checked_call import CheckedCall
 from piper_runtime.checking.gaps import Summary
 from piper_runtime.checking.oracle import Oracle, Shards
-from piper_runtime.held import Held
 from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import Manifest
+from piper_runtime.states.held import Held
+from piper_runtime.states.whole import gather_buckets
 from piper_runtime.transports.base import Transport
-from piper_runtime.whole import gather_buckets
 
 __all__ = ["Checker", "make_checker"]
 

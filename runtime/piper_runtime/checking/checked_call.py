@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper_runtime import batch as batches
 from piper_runtime import compute
 from piper_runtime.checking.gaps import BOUNDS, Summary, find_gap
 from piper_runtime.checking.known import Known, Term, add_squares, flat_value, known_part, narrowest
@@ -36,6 +35,7 @@ from piper_runtime.checking.oracle import Expected, Shards, Value, exchange_name
 from piper_runtime.checking.places import Places
 from piper_runtime.checking.terms import check_sent, labelled_term, term_name
 from piper_runtime.errors import CheckError, InstructionError
+from piper_runtime.inputs import batch as batches
 from piper_runtime.instruction import Handle, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec

@@ -14,7 +14,7 @@ from piper_runtime.checking.gaps import BOUNDS
 from piper_runtime.checking.oracle import Value
 from piper_runtime.manifest import BucketSpec
 from piper_runtime.names import dtype_of
-from piper_runtime.sharding import Shard, pad
+from piper_runtime.states.sharding import Shard, pad
 
 __all__ = ["Known", "Term", "add_squares", "flat_value", "known_part", "narrowest"]
 

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from piper_runtime.checkpoint.kept import Kept, kept_by
 from piper_runtime.checkpoint.keys import MODEL, OPTIMIZER, Key
 from piper_runtime.errors import CheckpointError
-from piper_runtime.held import Held
 from piper_runtime.manifest import StateSpec
 from piper_runtime.names import dtype_name
+from piper_runtime.states.held import Held
 
 __all__ = ["Fit", "check_fit"]
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from piper_runtime.checkpoint.boxes import Box, boxes
-from piper_runtime.sharding import Local, Piece
-from piper_runtime.state import Bucket
+from piper_runtime.states.sharding import Local, Piece
+from piper_runtime.states.state import Bucket
 
 __all__ = ["MODEL", "NUMBERS", "OPTIMIZER", "Key", "Run", "number_run", "places", "runs"]
 

@@ -18,9 +18,9 @@ from piper_runtime.checkpoint.index import open_index
 from piper_runtime.checkpoint.kept import first_state
 from piper_runtime.checkpoint.keys import NUMBERS, Key, Run, number_run, places
 from piper_runtime.checkpoint.reading import Reading
-from piper_runtime.held import Held
 from piper_runtime.names import dtype_of
-from piper_runtime.state import Bucket
+from piper_runtime.states.held import Held
+from piper_runtime.states.state import Bucket
 
 __all__ = ["load_checkpoint"]
 

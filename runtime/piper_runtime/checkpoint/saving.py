@@ -31,7 +31,7 @@ from piper_runtime.checkpoint.folder import discard, prepare, saving, swap
 from piper_runtime.checkpoint.keys import Key, Run, number_run, places, runs
 from piper_runtime.checkpoint.writers import choose_writers
 from piper_runtime.errors import CheckpointError
-from piper_runtime.held import Held
+from piper_runtime.states.held import Held
 
 __all__ = ["save_checkpoint"]
 

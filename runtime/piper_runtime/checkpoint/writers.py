@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from piper_runtime.manifest import BucketSpec, Manifest
 from piper_runtime.names import dtype_of
-from piper_runtime.sharding import Local, Shard
+from piper_runtime.states.sharding import Local, Shard
 
 __all__ = ["Writers", "choose_writers"]
 

@@ -17,7 +17,7 @@ import torch
 from piper_runtime.kernels.cache import KernelCache
 from piper_runtime.kernels.errors import KernelError
 from piper_runtime.kernels.source import KernelSource
-from piper_runtime.progress import phase
+from piper_runtime.observe.progress import phase
 
 __all__ = ["WORKER", "compile_missing", "default_jobs"]
 

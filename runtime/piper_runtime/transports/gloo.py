@@ -25,8 +25,8 @@ from queue import SimpleQueue
 import torch
 import torch.distributed as dist
 
-from piper_runtime.counters import FIRST_STREAM, Activity
 from piper_runtime.errors import InstructionError
+from piper_runtime.failures.counters import FIRST_STREAM, Activity
 from piper_runtime.instruction import COMPUTE, HOST, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec

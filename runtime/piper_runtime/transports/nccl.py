@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from piper_runtime.devices import CudaDevice, Stream
 from piper_runtime.errors import ProgramError
-from piper_runtime.hang import Programs
+from piper_runtime.failures.hang import Programs
 from piper_runtime.instruction import HOST
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec

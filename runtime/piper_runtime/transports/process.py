@@ -29,16 +29,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from piper_runtime.counters import Activity, Address, Counters
 from piper_runtime.errors import InstructionError, ProgramError, RemoteError, StallError
-from piper_runtime.hang import Programs
+from piper_runtime.failures.counters import Activity, Address, Counters
+from piper_runtime.failures.hang import Programs
+from piper_runtime.failures.watchdog import Watchdog
 from piper_runtime.instruction import Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec
 from piper_runtime.program import LoadedProgram
 from piper_runtime.transports.base import Transport
 from piper_runtime.transports.exchange import as_bytes
-from piper_runtime.watchdog import Watchdog
 
 __all__ = ["Groups", "ProcessTransport"]
 

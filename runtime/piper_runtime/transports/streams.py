@@ -26,10 +26,10 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from piper_runtime.counters import FIRST_STREAM, Activity
 from piper_runtime.devices import Device, Event, Stream
 from piper_runtime.errors import ProgramError
-from piper_runtime.hang import Programs
+from piper_runtime.failures.counters import FIRST_STREAM, Activity
+from piper_runtime.failures.hang import Programs
 from piper_runtime.instruction import COMPUTE, HOST, Instruction
 from piper_runtime.manifest import Manifest
 from piper_runtime.mesh import CommSpec

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import piper_runtime.ops  # noqa: F401  (torch knows Piper's ops from then on)
 import torch
-from piper_runtime.batch import SequenceSpec
+from piper_runtime.inputs.batch import SequenceSpec
 from torch import fx
 from torch.utils import _pytree as pytree
 

@@ -1,0 +1,78 @@
+//===- RowKinds.cpp - What is known of rows of experts, and of their counts
+//
+// Licensed under the Apache License v2.0 with LLVM Exceptions.
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "passes/verify/RowKinds.h"
+
+#include "llvm/ADT/StringSwitch.h"
+#include "llvm/Support/raw_ostream.h"
+
+using namespace mlir;
+
+namespace piper {
+
+StringRef describe(RowKind kind) {
+  switch (kind.what) {
+  case RowKind::Unknown:
+    return "others";
+  case RowKind::Order:
+    return "an order of rows";
+  case RowKind::Counts:
+    return "counts of rows that are sent";
+  case RowKind::Received:
+    return "counts of rows that are received";
+  case RowKind::Sizes:
+    return "sizes";
+  case RowKind::Sorted:
+    return "rows as they are sorted before they are sent";
+  case RowKind::Came:
+    return "rows as they came";
+  case RowKind::Grouped:
+    return "rows grouped by expert";
+  }
+  llvm_unreachable("all kinds are above");
+}
+
+std::string explain(RowKind wanted, RowKind got) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  os << describe(wanted) << ", got " << describe(got);
+  if (wanted.what == got.what)
+    os << " of other counts";
+  return text;
+}
+
+bool RowOp::fits(TorchOp op) const {
+  unsigned last = order.value_or(0);
+  for (unsigned operand : rows) // counts are behind these
+    last = std::max(last, order ? operand : operand + 1);
+  return op.getInputs().size() > last && op->getNumResults() > 0;
+}
+
+std::optional<RowOp> getRowOp(TorchOp op) {
+  using Kind = RowKind;
+  const RowOp sorts = {Kind::Unknown, Kind::Sorted, {}, 1};
+  const RowOp joins = {Kind::Sorted, Kind::Unknown, {0}, 1};
+  const RowOp weighs = {Kind::Sorted, Kind::Unknown, {1}, 2};
+  const RowOp groups = {Kind::Came, Kind::Grouped, {0}, std::nullopt};
+  const RowOp ungroups = {Kind::Grouped, Kind::Came, {0}, std::nullopt};
+  const RowOp multiplies = {Kind::Grouped, Kind::Grouped, {0}, std::nullopt};
+  const RowOp sums = {Kind::Grouped, Kind::Unknown, {0, 1}, std::nullopt};
+  return llvm::StringSwitch<std::optional<RowOp>>(op.getOpName())
+      .Case("piper.moe_permute.default", sorts)
+      .Case("piper.moe_unpermute_rows.default", sorts)
+      .Case("piper.moe_unpermute.default", joins)
+      .Case("piper.moe_permute_backward.default", joins)
+      .Case("piper.moe_unpermute_weights.default", weighs)
+      .Case("piper.moe_group.default", groups)
+      .Case("piper.moe_ungroup.default", ungroups)
+      .Case("piper.moe_linear.default", multiplies)
+      .Case("piper.moe_linear_input.default", multiplies)
+      .Case("piper.moe_linear_weight.default", sums)
+      .Default(std::nullopt);
+}
+
+} // namespace piper

@@ -1,0 +1,1 @@
+"""What a run says of itself: results of steps, metrics, spans, traces, memory."""
