@@ -1,17 +1,20 @@
 """The programs of docs/sequences.md: the Llama of docs/tensors.py with sequences on several ranks.
 
-python docs/sequences.py    # compile both; what a layer exchanges in a microbatch, by formula
+python docs/sequences.py    # compile three; what a layer exchanges in a microbatch, by formula
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import piper
 import torch
 from full_width import Batch, adamw, make_table
 from piper.mlir import ir
+from piper.strategy import Replicate
 from piper_runtime import Program
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +24,7 @@ from tensors import (
     KEY_HEADS,
     MICROBATCHES,
     TOKENS,
+    TP,
     WIDTH,
     make_model,
     make_strategy,
@@ -29,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 RANKS = 8
+FEW = 2  # along cp, beside those along tp
 NARROW = WIDTH // HEADS * KEY_HEADS
 LAYER = "layer.3"  # of the second stage: what it gets is a part
 ITEM = torch.bfloat16.itemsize
@@ -68,6 +73,20 @@ def make_sequence_strategy() -> piper.Strategy:
     )
 
 
+def make_heads_strategy() -> piper.Strategy:
+    """That of docs/tensors.py, each of whose ranks has a part of every sequence, too."""
+    given = make_strategy()
+    others = [d for d in given.directives if not isinstance(d, Replicate)]
+    return piper.Strategy(
+        mesh={"pp": 2, "dp": 2, "cp": FEW, "tp": TP},
+        directives=[
+            *others,
+            piper.sequence("cp", {"ids": 1, "positions": 1, "labels": 1}),
+            piper.replicate(axis=("dp", "cp"), zero=1),
+        ],
+    )
+
+
 def compile_one(strategy: piper.Strategy) -> Program:
     """The program of a strategy, without data."""
     tokens = torch.zeros(DP * MICROBATCHES, TOKENS, dtype=torch.int64)
@@ -99,48 +118,78 @@ def _bytes(type_: ir.Type) -> int:
     return math.prod(tensor.shape) * (2 if "bf16" in str(tensor.element_type) else 4)
 
 
-def expected() -> dict[str, list[tuple[str, str, int, int]]]:
-    """What a layer exchanges in a microbatch, by axis: op, formula of the whole, bytes, how often."""
-    keys, hidden = TOKENS * NARROW * ITEM, TOKENS * WIDTH * ITEM
-    return {
-        "cp": [("all_gather", "T W b", keys, 4), ("reduce_scatter", "T W b", keys, 2)],
-        "tp": [
-            ("all_gather", "T D b", hidden, 6),
-            ("reduce_scatter", "T D b", hidden, 4),
-            ("all_reduce", "D b", WIDTH * ITEM, 2),
+@dataclass(frozen=True)
+class Row:
+    """What a layer exchanges in a microbatch, so many times; `size` is in bytes, of the whole."""
+
+    op: str
+    formula: str
+    size: int
+    times: int
+
+    def sent(self, ranks: int) -> int:
+        """The bytes that a rank sends: of an all_reduce twice those of a gather."""
+        once = (2 if self.op == "all_reduce" else 1) * self.size * (ranks - 1) // ranks
+        return self.times * once
+
+
+KEYS, HIDDEN = TOKENS * NARROW * ITEM, TOKENS * WIDTH * ITEM
+EXPECTED: dict[str, tuple[int, list[Row]]] = {
+    "cp": (
+        RANKS,
+        [Row("all_gather", "T W b", KEYS, 4), Row("reduce_scatter", "T W b", KEYS, 2)],
+    ),
+    "tp": (
+        RANKS,
+        [
+            Row("all_gather", "T D b", HIDDEN, 6),
+            Row("reduce_scatter", "T D b", HIDDEN, 4),
+            Row("all_reduce", "D b", WIDTH * ITEM, 2),
         ],
-    }
-
-
-def sent(op: str, size: int) -> int:
-    """The bytes that a rank sends: of an all_reduce twice those of a gather."""
-    return (2 if op == "all_reduce" else 1) * size * (RANKS - 1) // RANKS
+    ),
+    "cp, beside tp": (
+        FEW,
+        [
+            Row("all_gather", "T W b / 8", KEYS // TP, 4),
+            Row("reduce_scatter", "T W b / 8", KEYS // TP, 2),
+        ],
+    ),
+    "tp, beside cp": (TP, [Row("all_reduce", "T D b / 2", HIDDEN // FEW, 4)]),
+}
+"""How many ranks there are along an axis, and what they exchange."""
+PROGRAMS: list[tuple[Callable[[], piper.Strategy], list[str]]] = [
+    (make_context_strategy, ["cp"]),
+    (make_sequence_strategy, ["tp"]),
+    (make_heads_strategy, ["cp, beside tp", "tp, beside cp"]),
+]
 
 
 def exchanges() -> Table:
     """What a layer exchanges in a microbatch, by formula."""
     table = make_table("along", "times", "op", "of", "bytes that a rank sends", numbers=1)
-    for axis, rows in expected().items():
-        total = 0
-        for op, formula, size, times in rows:
-            total += times * sent(op, size)
-            table.add_row(axis, str(times), op, formula, f"{times * sent(op, size):,}")
-        table.add_row(axis, "", "together", "", f"{total:,}")
+    for along, (ranks, rows) in EXPECTED.items():
+        for row in rows:
+            table.add_row(along, str(row.times), row.op, row.formula, f"{row.sent(ranks):,}")
+        if len(rows) > 1:
+            table.add_row(along, "", "together", "", f"{sum(row.sent(ranks) for row in rows):,}")
     return table
 
 
 def main() -> None:
-    """Compile both, and compare formulas with the programs.
+    """Compile all, and compare formulas with the programs.
 
     Raises:
         SystemExit: they differ.
     """
     Console(width=100).print(exchanges())
-    for axis, make in (("cp", make_context_strategy), ("tp", make_sequence_strategy)):
-        found = exchanged(compile_one(make()), axis)
-        wanted = {(op, size): times for op, _, size, times in expected()[axis]}
-        if found != wanted:
-            raise SystemExit(f"along {axis} the program exchanges {found}, expected {wanted}")
+    for make, names in PROGRAMS:
+        program = compile_one(make())
+        for along in names:
+            axis, rows = along.partition(",")[0], EXPECTED[along][1]
+            found = exchanged(program, axis)
+            wanted = {(row.op, row.size): row.times for row in rows}
+            if found != wanted:
+                raise SystemExit(f"along {along} the program exchanges {found}, expected {wanted}")
 
 
 if __name__ == "__main__":

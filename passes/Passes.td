@@ -86,7 +86,8 @@ def PartitionPass : Piper_Pass<"piper-partition"> {
       directive sums are left as parts of the sequence. Where ranks do not divide a dim
       the last parts have padding, which is zero in states, and cleared before sums.
     - With a `sequence` directive along a *manual* axis ranks have parts of the inputs;
-      attention gathers keys and values.
+      attention gathers keys and values, of the heads that a rank has, and rows of experts
+      are those of the rank's positions.
 
     What ranks exchange belongs to a chunk, also where it depends on inputs alone, as where
     the batch says which experts are chosen: it leaves pass P for the first chunk that uses

@@ -19,6 +19,7 @@
 #include "passes/outline/Partition.h"
 
 #include "passes/support/KernelKinds.h"
+#include "passes/support/RowPositions.h"
 #include "passes/support/Streams.h"
 
 #include "dialect/Layouts.h"
@@ -70,7 +71,7 @@ public:
 private:
   using Dim = std::pair<Value, size_t>;
   /// What a dim holds: positions, or, joined with the dims before by a view,
-  /// this number of them in a row.
+  /// this number of them in a row, or rows of experts (`toRows`).
   using Joined = int64_t;
   using Names = llvm::StringMap<Joined>;
   static constexpr Joined Exact = 0;
@@ -97,6 +98,8 @@ private:
     Rule rule;
     if (StringAttr text = op.getFacts().getRule())
       rule = *parseRule(text);
+    if (takesDtypeAlone(op))
+      return markSame(op, rule);
     for (auto [number, value] : llvm::enumerate(op.getInputs()))
       for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
         if (auto found = positions.find({value, dim});
@@ -104,8 +107,15 @@ private:
           if (!op.getFacts().getRule())
             return fail(op) << "has no rule that says whether it sees one "
                                "position at a time";
-          names[rule.operands[number][dim]] = found->second;
+          auto [entry, fresh] =
+              names.try_emplace(rule.operands[number][dim], found->second);
+          if (!fresh && isRows(entry->second) != isRows(found->second))
+            return fail(op) << "takes rows of experts, which are in an order "
+                               "of their own, beside positions";
+          entry->second = found->second;
         }
+    if (isExpertsOp(op))
+      return visitRows(op, rule);
     if (failed(checkTerms(op, rule)))
       return failure();
     if (names.empty())
@@ -115,6 +125,43 @@ private:
     if (failed(checkOthers(op, rule, names)))
       return failure();
     return isReshape(op) ? markView(op, rule, names) : mark(op, rule, names);
+  }
+
+  /// Rows of experts are those of the positions that a rank has, and how many
+  /// there are a term of how many there are of all.
+  LogicalResult visitRows(TorchOp op, const Rule &rule) {
+    auto kinds = llvm::map_to_vector(
+        op.getInputs(), [&](Value value) { return getKind(value); });
+    if (llvm::all_of(kinds, [](AxisKind kind) { return kind == AxisKind(); }))
+      return success();
+    auto made = inferRows(op, rule, kinds);
+    if (!made) {
+      InFlightDiagnostic error = fail(op);
+      error << "expected tokens that are parts along dim 0, rows and counts of "
+               "these tokens, and weights that are whole, got ";
+      llvm::interleaveComma(kinds, error,
+                            [&](AxisKind kind) { error << toString(kind); });
+      return error;
+    }
+    for (auto [result, kind] : llvm::zip(op.getResults(), *made))
+      if (kind.kind == Kind::Partial)
+        terms.insert(result);
+      else
+        positions[{result, size_t(kind.dim)}] = kind.joined;
+    return success();
+  }
+
+  /// What ranks hold of a value.
+  AxisKind getKind(Value value) const {
+    AxisKind kind;
+    if (terms.contains(value))
+      kind.kind = Kind::Partial;
+    for (size_t dim = 0; dim < size_t(getRank(value)); ++dim)
+      if (auto found = positions.find({value, dim}); found != positions.end())
+        kind = kind == AxisKind()
+                   ? AxisKind{Kind::Shard, int64_t(dim), nullptr, found->second}
+                   : AxisKind{Kind::Varying};
+    return kind;
   }
 
   /// A sum over positions that a rank has is a term of the sum. It may be

@@ -173,6 +173,8 @@ private:
       return visitTorch(torch);
     if (auto grad = dyn_cast<GradOp>(op))
       return visitGrad(grad);
+    if (passPart(op))
+      return success();
     for (OpOperand &operand : op->getOpOperands())
       if (!values.isWhole(operand.get())) {
         TagAttr tag = getTagOfMaker(operand.get());
@@ -181,6 +183,26 @@ private:
         operand.set(values.copy(operand.get(), op, tag));
       }
     return success();
+  }
+
+  /// Whether an op exchanges parts of another dim along another axis, as those
+  /// of the sequence: then it makes such parts.
+  bool passPart(Operation *op) {
+    std::optional<size_t> dim;
+    if (auto gather = dyn_cast<AllGatherOp>(op))
+      dim = gather.getDim();
+    else if (auto scatter = dyn_cast<ReduceScatterOp>(op))
+      dim = scatter.getDim();
+    if (!dim)
+      return false;
+    Value input = op->getOperand(0), result = op->getResult(0);
+    Held part = values.get(input);
+    if (!values.isPart(input) || part.dim == *dim)
+      return false;
+    result.setType(
+        resize(result.getType(), part.dim, values.getPartSize(part.size)));
+    values.set(result, part);
+    return true;
   }
 
   static TagAttr getTagOfMaker(Value value) {
@@ -248,8 +270,6 @@ private:
       return fail(op) << "but has no rule that says what becomes of its "
                          "results";
     Rule rule = *parseRule(text);
-    if (rule.index)
-      return fail(op) << "but takes parts along another axis";
     // Chunks pass on finished sums.
     for (OpOperand &operand : op->getOpOperands())
       if (values.isTerm(operand.get()) &&
@@ -302,6 +322,8 @@ private:
   }
 
   bool isPossible(TorchOp op, const Rule &rule, StringRef factor) {
+    if (rule.index && rule.index->name == factor) // parts along another axis
+      return false;
     if (rule.findSum(factor) || rule.findPartOp(factor))
       return true;
     return llvm::all_of(getResultDims(op, rule), [&](const Rule::Dims &names) {

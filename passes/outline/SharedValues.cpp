@@ -227,7 +227,8 @@ Value SharedValues::getAgain(Value value, Operation *user, TagAttr tag) {
     root = view.getInputs().front();
   }
   auto gather = root.getDefiningOp<AllGatherOp>();
-  if (!gather || gather->getAttr("tag") == tag)
+  bool isOwn = gather && gather.getOver()[0] == axis.getName();
+  if (!isOwn || gather->getAttr("tag") == tag)
     return value;
   Value again = getWhole(gather.getInputs().front(), user, tag);
   builder.setInsertionPoint(user);

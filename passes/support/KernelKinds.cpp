@@ -21,6 +21,8 @@
 
 #include "passes/support/KernelKinds.h"
 
+#include "passes/support/RowPositions.h"
+
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
 #include "mlir/IR/TypeUtilities.h"
@@ -33,7 +35,9 @@ llvm::raw_ostream &operator<<(llvm::raw_ostream &os, AxisKind kind) {
   os << stringifyKind(kind.kind);
   if (kind.kind == Kind::Shard)
     os << '(' << kind.dim << ')';
-  if (kind.joined)
+  if (isRows(kind.joined))
+    os << " in an order of rows";
+  else if (kind.joined)
     os << " by runs of " << kind.joined;
   return os;
 }
@@ -75,11 +79,17 @@ static int64_t getDimSize(Value value, size_t dim) {
 bool fillsWithOne(TorchOp op) {
   StringRef name = op.getOpName();
   return name.contains("full") || name.contains("zeros") ||
-         name.contains("ones") || name.contains("scalar_tensor");
+         name.contains("ones") || name.contains("empty") ||
+         name.contains("scalar_tensor");
+}
+
+bool takesDtypeAlone(TorchOp op) {
+  return fillsWithOne(op) && op.getOpName().starts_with("aten.new_");
 }
 
 bool ignoresTerms(TorchOp op) {
-  return op.getOpName() == "aten.nll_loss_backward.default"; // of a sum
+  return op.getOpName() == "aten.nll_loss_backward.default" || // of a sum
+         op.getOpName() == "piper.nll_loss_backward_part.default";
 }
 
 bool onlyRounds(TorchOp op) {
@@ -92,8 +102,11 @@ bool onlyRounds(TorchOp op) {
 }
 
 bool isReshape(TorchOp op) {
-  auto count = [](Value value) {
-    return cast<RankedTensorType>(value.getType()).getNumElements();
+  auto count = [](Value value) { // of rows that the run counts once
+    int64_t product = 1;
+    for (int64_t size : cast<RankedTensorType>(value.getType()).getShape())
+      product *= ShapedType::isDynamic(size) ? -1 : size;
+    return product;
   };
   return op.isView() && op.getInputs().size() == 1 &&
          llvm::all_of(op.getResults(), [&](Value result) {
@@ -212,8 +225,18 @@ AxisKind KernelKinds::getUnknown(TorchOp op, ArrayRef<AxisKind> operands) {
   return {Kind::Varying, 0, &unknown.emplace_back(Unknown{op, text})};
 }
 
+SmallVector<AxisKind> KernelKinds::getRows(TorchOp op, const Rule *rule,
+                                           ArrayRef<AxisKind> operands) {
+  if (rule)
+    if (auto made = inferRows(op, *rule, operands))
+      return *made;
+  return {op->getNumResults(), getUnknown(op, operands)};
+}
+
 SmallVector<AxisKind> KernelKinds::infer(TorchOp op, ArrayRef<AxisKind> given) {
   SmallVector<AxisKind> operands(given), results(op->getNumResults());
+  if (ofPositions && takesDtypeAlone(op))
+    operands.assign(operands.size(), {});
   if (ofPositions && ignoresTerms(op))
     for (AxisKind &held : operands)
       if (held.kind == Kind::Partial)
@@ -230,6 +253,8 @@ SmallVector<AxisKind> KernelKinds::infer(TorchOp op, ArrayRef<AxisKind> given) {
   }
   StringAttr text = op.getFacts().getRule();
   std::optional<Rule> rule = text ? parseRule(text) : std::nullopt;
+  if (ofPositions && isExpertsOp(op))
+    return getRows(op, rule ? &*rule : nullptr, operands);
   auto isPartial = [](AxisKind held) { return held.kind == Kind::Partial; };
   bool passesTerms =
       rule && (rule->isLinear || (ofPositions && onlyRounds(op)));

@@ -31,7 +31,7 @@ struct AxisKind {
   int64_t dim = 0;                  // of a shard
   const Unknown *unknown = nullptr; // the op behind a varying value, if known
   /// Of a shard whose dim was joined with dims before it, so many elements in a
-  /// row are of one part; 0 otherwise.
+  /// row are of one part; 0 otherwise. Of rows of experts see `toRows`.
   int64_t joined = 0;
   /// Bits of dims along which a replicated value is the same everywhere, so
   /// that any of its parts is as good as another.
@@ -46,6 +46,11 @@ struct AxisKind {
   }
 };
 
+/// What rows of experts, which are in an order of the rank's own, remember of
+/// how their tokens are joined; and the other way round.
+inline int64_t toRows(int64_t joined) { return -1 - joined; }
+inline bool isRows(int64_t joined) { return joined < 0; }
+
 /// `replicated`, `partial`, `shard(1)` or `varying`.
 llvm::raw_ostream &operator<<(llvm::raw_ostream &os, AxisKind kind);
 std::string toString(AxisKind kind);
@@ -56,8 +61,11 @@ AxisKind getAxisKind(mlir::Type type, mlir::StringAttr axis);
 /// The auto axes along which there are several ranks.
 llvm::SmallVector<AxisAttr> getSharedAxes(MeshOp mesh);
 
-/// Whether an op fills what it makes with one number.
+/// Whether an op fills what it makes with one number, or leaves it to others.
 bool fillsWithOne(TorchOp op);
+
+/// Whether such an op takes a tensor for its dtype alone.
+bool takesDtypeAlone(TorchOp op);
 
 /// Whether an op takes the number of labels only to divide by it, which it does
 /// not where losses are summed: there it may be a term.
@@ -103,6 +111,8 @@ private:
   using Key = std::tuple<mlir::Operation *, std::vector<AxisKind>>;
 
   AxisKind getUnknown(TorchOp op, llvm::ArrayRef<AxisKind> operands);
+  llvm::SmallVector<AxisKind> getRows(TorchOp op, const Rule *rule,
+                                      llvm::ArrayRef<AxisKind> operands);
   std::optional<llvm::StringRef> findFactor(TorchOp op, const Rule &rule,
                                             llvm::ArrayRef<AxisKind> operands);
 

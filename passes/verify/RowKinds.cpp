@@ -78,10 +78,6 @@ std::optional<RowOp> getRowOp(TorchOp op) {
       .Default(std::nullopt);
 }
 
-bool isExpertsOp(TorchOp op) {
-  return op.getOpName().starts_with("piper.moe_");
-}
-
 bool isProductOfExperts(TorchOp op) {
   return op.getOpName() == "piper.moe_linear.default" ||
          op.getOpName() == "piper.moe_linear_input.default";

@@ -57,9 +57,6 @@ struct RowOp {
 /// Null if an op is none on rows.
 std::optional<RowOp> getRowOp(TorchOp op);
 
-/// Whether an op is one of those that sort, count or multiply rows of experts.
-bool isExpertsOp(TorchOp op);
-
 /// Whether an op multiplies rows by the weights of their experts.
 bool isProductOfExperts(TorchOp op);
 

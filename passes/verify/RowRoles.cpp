@@ -18,6 +18,8 @@
 
 #include "passes/verify/RowRoles.h"
 
+#include "passes/support/RowPositions.h"
+
 #include "llvm/ADT/STLExtras.h"
 
 using namespace mlir;

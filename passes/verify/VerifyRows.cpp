@@ -34,6 +34,8 @@
 #include "passes/verify/RowRoles.h"
 #include "passes/verify/Verify.h"
 
+#include "passes/support/RowPositions.h"
+
 #include "llvm/ADT/DenseSet.h"
 
 using namespace mlir;

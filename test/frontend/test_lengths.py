@@ -117,7 +117,8 @@ def tokenwise(model: Model, x: Tensor) -> Tensor:
     heads = x.view(rows, length, 2, width // 2).transpose(1, 2)
     x = heads.transpose(1, 2).reshape(rows * length, width).softmax(-1).view(x.shape)
     wide = model.bias.expand(rows, length, width)
-    return functional.layer_norm(x[:, :length] + wide, (width,)) + torch.full((length, 1), 2.0)
+    x = functional.layer_norm(x[:, :length] + wide, (width,)) + torch.full((length, 1), 2.0)
+    return x + x.new_zeros(x.shape)
 
 
 def mean(model: nn.Module, batch: Any) -> Tensor:
@@ -256,6 +257,25 @@ def test_evaluation_is_compared_too() -> None:
         compare(scaled, take=capture_eval)
     with pytest.raises(CaptureError, match="expected a constant mask that is causal over all pos"):
         compare(masked(band), take=capture_eval)
+
+
+def routed(model: Model, x: Tensor) -> Tensor:
+    """Two of three experts for each token."""
+    tokens = x.flatten(0, 1)
+    weights, index = tokens[:, :3].topk(2)
+
+    def experts(rows: Tensor, received: Tensor) -> Tensor:
+        weight = model.table[:18].view(3, 6, 6)
+        return ops.moe_linear(rows, weight, received).relu()
+
+    return ops.moe_experts(tokens, index, weights, experts, experts=3).view(x.shape)
+
+
+def test_rows_of_experts_are_followed() -> None:
+    """They are as many as positions, in another order: what is behind them is compared, too."""
+    compare(routed)
+    with pytest.raises(CaptureError, match=r"argument 'other' of aten\.div\.Tensor is 4 for"):
+        compare(lambda model, x: routed(model, x) / x.shape[1])
 
 
 def averaged(model: nn.Module, batch: Any) -> Tensor:

@@ -86,6 +86,18 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+LLAMA_DIMS: Mapping[str, int] = {
+    "self_attn.q_proj": 0,
+    "self_attn.k_proj": 0,
+    "self_attn.v_proj": 0,
+    "self_attn.o_proj": 1,
+    "mlp.gate_proj": 0,
+    "mlp.up_proj": 0,
+    "mlp.down_proj": 1,
+}
+"""Which dim of the weight of each product of a layer of Llama ranks along `tp` share out."""
+
+
 @cache
 def captures(name: str, *, layers: int) -> Captures:
     """The model in fp64 with random biases, and its captures."""

@@ -14,6 +14,7 @@ import piper
 import small_moe
 import torch
 import torch.nn.functional as F
+from hf_models import FAMILIES
 from oracle import randomize, sgd
 from piper.strategy import Directive
 from piper_runtime.states.optimizer import OptimizerFactory
@@ -130,18 +131,21 @@ def captures(config: Config, *, dtype: torch.dtype = torch.float64) -> Captures:
 class Sequences(Sharded):
     """A case whose ranks along `cp` have parts of sequences, and perhaps those along `tp`; along
     `ep`, which has batches of its own, they share out experts. Without `heads` those along `tp`
-    share out other products than attention's.
+    share out other products than attention's; without `between`, what lies between products is
+    whole.
     """
 
     cp: int = 0
     tp: int = 0
     ep: int = 0
     heads: bool = True
+    between: bool = True
 
     def __str__(self) -> str:
         """As a test id."""
         options = [f"{name}{size}" for name, size in self.axes.items()]
         options += [] if self.heads else ["no-heads"]
+        options += [] if self.between else ["products"]
         return "-".join([super().__str__(), *options])
 
     @property
@@ -171,7 +175,8 @@ class Sequences(Sharded):
                 yield piper.shard(f"layers.*.{name}.*", axis="tp", dim=0)
             for name in INPUTS if self.heads else INPUTS[-1:]:
                 yield piper.shard(f"layers.*.{name}.weight", axis="tp", dim=1)
-            yield piper.sequence("tp", {"ids": 1})
+            if self.between:
+                yield piper.sequence("tp", {"ids": 1})
         if self.ep:
             yield piper.shard(EXPERT_STATES.replace("layers.*", "layers.*.sparse"), axis="ep")
 
@@ -219,3 +224,20 @@ def padded(batch: Batch, length: int) -> Batch:
         "labels": F.pad(batch["labels"], more, value=IGNORED),
         "positions": positions,
     }
+
+
+def llama_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy of labels that the user shifted. Without a mask transformers would look
+    for several sequences in a row, by their positions.
+    """
+    ids, positions = batch["ids"], batch["positions"]
+    every = torch.ones(ids.shape)
+    logits = model(input_ids=ids, position_ids=positions, attention_mask=every, use_cache=False)
+    return F.cross_entropy(logits.logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    model = FAMILIES["llama"].make(2).double()
+    randomize(model)
+    return model

@@ -11,6 +11,7 @@ from typing import Any
 
 import piper
 import pytest
+import sequence_models
 import small_moe
 import torch
 from oracle import check_steps, piper_steps, plain_steps, randomize, sgd
@@ -26,6 +27,7 @@ from small_moe import (
     Router,
     token_loss,
 )
+from strategies import Captures
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -278,3 +280,25 @@ def test_rows_that_were_sent_stay_on_a_stage() -> None:
         "coordinate 0; annotate what sends rows to experts and what takes them as one chunk, or "
         "place both on one stage" in str(raised.value)
     )
+
+
+@pytest.mark.slow
+def test_inputs_choose_beside_parts_of_sequences() -> None:
+    """Ranks along `cp` hash the tokens that they have."""
+    case = sequence_models.Sequences("1F1B", 2, 0, 2, zero=1, cp=2, ep=2)
+    model = make_model()
+    made = sequence_models.batches(case)
+    given = [{name: batch[name] for name in ("ids", "labels")} for batch in made]
+    plan = case.strategy(
+        small_moe.TAGS,
+        sgd,
+        clip=CLIP,
+        stages=case.stages,
+        more=[
+            piper.sequence("cp", {"ids": 1, "labels": 1}),
+            piper.shard(small_moe.EXPERT_STATES, axis="ep"),
+        ],
+    )
+    program = Captures(model, token_loss).compile(plan, given[0])
+    expected = plain_steps(model, token_loss, given, sgd, clip=CLIP)
+    check_steps(piper_steps(program, model, given, sgd), expected)

@@ -5,29 +5,20 @@ from __future__ import annotations
 import hf_models
 import piper
 import pytest
-from hf_models import FAMILIES, next_token_loss
+from hf_models import FAMILIES, LLAMA_DIMS, next_token_loss
 from ir_facts import count_ops
 from oracle import BOUND, check_steps, piper_steps, plain_steps, sgd
 from piper.strategy import Shard
 from piper_runtime import Program
 from small_tensors import CLIP, Tensors
 
-LLAMA = {
-    "self_attn.q_proj": 0,
-    "self_attn.k_proj": 0,
-    "self_attn.v_proj": 0,
-    "self_attn.o_proj": 1,
-    "mlp.gate_proj": 0,
-    "mlp.up_proj": 0,
-    "mlp.down_proj": 1,
-}
 # Conv1D has weights of inputs x outputs.
 GPT2 = [("mlp.c_fc.weight", 1), ("mlp.c_fc.bias", 0), ("mlp.c_proj.weight", 0)]
 DIRECTIVES: dict[str, list[Shard]] = {
     "llama": [
         *(
             piper.shard(f"model.layers.*.{name}.weight", axis="tp", dim=dim)
-            for name, dim in LLAMA.items()
+            for name, dim in LLAMA_DIMS.items()
         ),
         piper.shard("lm_head.weight", axis="tp"),
     ],

@@ -23,7 +23,8 @@ class Sequence(Directive):
     inputs, and attention, which must be `piper.ops.attention` or that of a model of transformers,
     gathers keys and values. A rank has two pieces of a sequence, the first ranks early and late
     ones, so that causal attention is as much work for all. Positions come as an input of the batch,
-    and no other op may see several of them at once; compiling fails if one does.
+    and no other op may see several of them at once; compiling fails if one does. Heads may be
+    shared out along tp and experts along ep, whose ranks get the rows of each rank's positions.
 
     Raises:
         ValueError: no input, or a dim that is no int of at least 0.

@@ -18,27 +18,6 @@ piper.step @train phase = captured mesh = @mesh inputs ["x"] dims [0] (%x: !w) {
 
 // -----
 
-// An op that takes the part of a rank along another axis.
-!x = tensor<4x8xf32>
-!q = tensor<1x4x2x2xf32>
-!n = tensor<1xi64>
-piper.mesh @mesh [cp = 2 manual, tp = 2 auto]
-piper.state @q parameter : !q
-piper.state @cp$index constant : tensor<2xi64> layout <cp = shard(0), tp = replicated>
-piper.strategy @strategy mesh = @mesh {
-  // expected-note @+1 {{states are shared out here}}
-  piper.do.shard <state = "q"> axis = "tp" dim = 1
-}
-piper.step @train phase = captured mesh = @mesh inputs ["k"] dims [0] (%k: tensor<1x4x4x2xf32>) {
-  %q = read @q : !q
-  %n = read @cp$index : !n
-  // expected-error @+1 {{piper.attention_part.default computes with what ranks along axis 'tp' hold parts of, but takes parts along another axis}}
-  %0:2 = torch "piper.attention_part.default"(%q, %k, %k, %n, true, 1.0, 2) facts <pure, rule = "b h s d, b h t d, b h t e, 1 -> b h s e, b h s; s at 3"> tag <"a.0" F> : (!q, tensor<1x4x4x2xf32>, tensor<1x4x4x2xf32>, !n) -> (!q, tensor<1x4x2xf32>)
-  output "y" %0#0 : !q
-}
-
-// -----
-
 // Of a view that splits heads, there are fewer than ranks.
 !w = tensor<8x8xf32>
 !x = tensor<6x8xf32>

@@ -208,3 +208,114 @@ piper.step @train phase = outlined mesh = @mesh inputs ["x"] dims [0] axes ["cp"
   // expected-error @+1 {{'piper.output' op expected a value that is partial on axis 'cp', got shard(0)}}
   output "x" %a : !x
 }
+
+// -----
+
+// Nothing is wrong with rows of a rank's own tokens, which are in an order of their own until they
+// are sums of tokens again; with those of other tokens nobody knows what they are.
+
+!x = tensor<2x4xf32>
+!t = tensor<8x1xf32>
+!i = tensor<8x1xi64>
+!j = tensor<2x4xi64>
+!o = tensor<8xi64>
+!c = tensor<1x4xi64>
+!w = tensor<4x1x1xf32>
+piper.mesh @mesh [cp = 2 manual]
+piper.stream @compute
+piper.state @w parameter : !w
+piper.strategy @strategy mesh = @mesh {
+  piper.do.sequence axis = "cp" dims = {x = 1, j = 1}
+}
+piper.kernel @experts(%x: !x, %j: !j, %w: !w) -> (!x, !t, !o, !c, !w) {
+  %i = torch "aten.view.default"(%j, [8, 1]) facts <view, rule = "a b -> a 1; linear"> : (!j) -> !i
+  %t = torch "aten.view.default"(%x, [8, 1]) facts <view, rule = "a b -> a 1; linear"> : (!x) -> !t
+  %o, %c = torch "piper.moe_sort.default"(%i, 4, 1) facts <pure, rule = "t k -> n, r e; 2 = r"> : (!i) -> (!o, !c)
+  %0 = torch "piper.moe_permute.default"(%t, %o, 1) facts <pure, rule = "t d, n -> n d"> : (!t, !o) -> !t
+  %1 = torch "piper.moe_linear.default"(%0, %w, %c) facts <pure, rule = "m i, e o i, r e -> m o; sum i"> : (!t, !w, !c) -> !t
+  %2 = torch "piper.moe_linear_weight.default"(%1, %0, %c) facts <pure, rule = "m o, m i, r e -> e o i"> : (!t, !t, !c) -> !w
+  %3 = torch "piper.moe_permute_backward.default"(%1, %o, 1) facts <pure, rule = "n d, n -> t d"> : (!t, !o) -> !t
+  %4 = torch "aten.view.default"(%3, [2, 4]) facts <view, rule = "a b -> a c; linear"> : (!t) -> !x
+  %5 = torch "aten.new_empty.default"(%x, [2, 4]) facts <pure, rule = "a b -> c d; 1.0 = c, 1.1 = d"> : (!x) -> !x
+  %6 = torch "aten.add.Tensor"(%4, %5) facts <pure, rule = "a b, a b -> a b; linear"> : (!x, !x) -> !x
+  return %6, %1, %o, %c, %2 : !x, !t, !o, !c, !w
+}
+piper.kernel @mixed(%x: !x, %rows: !t) -> !t {
+  %t = torch "aten.view.default"(%x, [8, 1]) facts <view, rule = "a b -> a 1; linear"> : (!x) -> !t
+  // expected-error @+1 {{aten.add.Tensor expected operands on axis 'cp' that go together by its rule "a b, a b -> a b; linear", got shard(0) by runs of 4, shard(0) in an order of rows}}
+  %0 = torch "aten.add.Tensor"(%t, %rows) facts <pure, rule = "a b, a b -> a b; linear"> : (!t, !t) -> !t
+  return %0 : !t
+}
+piper.chunk @a.0$F pass = F (%x: !x, %j: !j) -> (!x, !t, !o, !c) {
+  %w = read @w : !w
+  %0:5 = launch @experts(%x, %j, %w) on @compute : (!x, !j, !w) -> (!x, !t, !o, !c, !w)
+  grad @w %0#4 : !w
+  return %0#0, %0#1, %0#2, %0#3 : !x, !t, !o, !c
+}
+piper.chunk @b.0$F pass = F (%x: !x, %rows: !t) -> !t {
+  %0 = launch @mixed(%x, %rows) on @compute : (!x, !t) -> !t
+  // expected-note @+1 {{so it is not known what ranks hold of result 0 of the chunk here}}
+  return %0 : !t
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["x", "j"] dims [0, 0] axes ["cp"] (%x: !x, %j: !j) {
+  %a:4 = run @a.0$F(%x, %j) : (!x, !j) -> (!x, !t, !o, !c)
+  // What is reported of counts is a sum.
+  output "counts" %a#3 : !c
+  %b = run @b.0$F(%a#0, %a#1) : (!x, !t) -> !t
+}
+
+// -----
+
+// Rows by an order of other tokens.
+
+!t = tensor<8x1xf32>
+!i = tensor<8x1xi64>
+!o = tensor<8xi64>
+!c = tensor<1x4xi64>
+piper.mesh @mesh [cp = 2 manual]
+piper.stream @compute
+piper.strategy @strategy mesh = @mesh {
+  piper.do.sequence axis = "cp" dims = {i = 0}
+}
+piper.kernel @permute(%t: !t, %i: !i) -> !t {
+  %o, %c = torch "piper.moe_sort.default"(%i, 4, 1) facts <pure, rule = "t k -> n, r e; 2 = r"> : (!i) -> (!o, !c)
+  // expected-error @+1 {{piper.moe_permute.default expected operands on axis 'cp' that go together by its rule "t d, n -> n d", got replicated, shard(0) in an order of rows}}
+  %0 = torch "piper.moe_permute.default"(%t, %o, 1) facts <pure, rule = "t d, n -> n d"> : (!t, !o) -> !t
+  return %0 : !t
+}
+piper.chunk @a.0$F pass = F (%t: !t, %i: !i) -> !t {
+  %0 = launch @permute(%t, %i) on @compute : (!t, !i) -> !t
+  // expected-note @+1 {{so it is not known what ranks hold of result 0 of the chunk here}}
+  return %0 : !t
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["t", "i"] dims [0, 0] axes ["cp"] (%t: !t, %i: !i) {
+  %a = run @a.0$F(%t, %i) : (!t, !i) -> !t
+}
+
+// -----
+
+// Nothing is wrong: the gradient of a sum of losses takes how many labels count only to divide by
+// it, also where ranks along an auto axis have parts of the classes.
+
+!x = tensor<8x2xf32>
+!y = tensor<8xi64>
+!s = tensor<f32>
+!n = tensor<1xi64>
+piper.mesh @mesh [cp = 2 manual]
+piper.stream @compute
+piper.strategy @strategy mesh = @mesh {
+  piper.do.sequence axis = "cp" dims = {x = 0, y = 0}
+}
+piper.kernel @loss(%t: !s, %x: !x, %y: !y, %n: !n) -> (!s, !x) {
+  %count = torch "aten.sum.default"(%x) facts <pure, rule = "a b -> ; linear, sum a, sum b"> : (!x) -> !s
+  %0 = torch "piper.nll_loss_backward_part.default"(%t, %x, %y, %count, %n) facts <pure, rule = ", a c, a, , 1 -> a c; c at 4"> : (!s, !x, !y, !s, !n) -> !x
+  return %count, %0 : !s, !x
+}
+piper.chunk @a.0$F pass = F (%t: !s, %x: !x, %y: !y, %n: !n) -> (!s, !x) {
+  %0:2 = launch @loss(%t, %x, %y, %n) on @compute : (!s, !x, !y, !n) -> (!s, !x)
+  return %0#0, %0#1 : !s, !x
+}
+piper.step @train phase = outlined mesh = @mesh inputs ["t", "x", "y", "n"] dims [-1, 0, 0, -1] axes ["cp"] (%t: !s, %x: !x, %y: !y, %n: !n) {
+  %a:2 = run @a.0$F(%t, %x, %y, %n) : (!s, !x, !y, !n) -> (!s, !x)
+  output "count" %a#0 : !s
+}

@@ -30,6 +30,9 @@ aten = torch.ops.aten
 
 Dims = frozenset[int]
 NONE: Final[Dims] = frozenset()
+_NEW: Final = frozenset(  # take a tensor for its dtype alone
+    getattr(aten, name).default for name in ("new_empty", "new_full", "new_ones", "new_zeros")
+)
 _VIEWS: Final = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
@@ -66,12 +69,12 @@ def follow_positions(
     Left for an op that sees several positions.
     """
     sides = _results(part), _results(whole)
-    if not any(operand.longer for operand in operands):
+    if part.target in _NEW or not any(operand.longer for operand in operands):
         return [NONE for _ in sides[0]]
     if part.target in _VIEWS:
         return [_through_view(operands[0], _given(sides[0][0], sides[1][0]), lengths)]
     texts = rule_of(part), rule_of(whole)
-    if texts[0] is None or _sees_several(Rule.parse(texts[0]), operands):
+    if texts[0] is None or (_sees_several(Rule.parse(texts[0]), operands) and not _sorts(part)):
         if any(operand.positions for operand in operands):
             raise Left
         raise ValueError("has no rule that says what it does with more positions")
@@ -82,6 +85,11 @@ def follow_positions(
     if any(len(dims) > 1 for dims in found):
         raise ValueError("pairs positions with each other, of which a part has fewer pairs")
     return found
+
+
+def _sorts(node: fx.Node) -> bool:
+    """Return whether an op is one on rows of experts: it sees tokens one by one, in another order."""
+    return str(node.target).startswith("piper.moe_")
 
 
 def _results(node: fx.Node) -> list[Tensor | None]:
