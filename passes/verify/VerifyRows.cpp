@@ -28,13 +28,12 @@
 // what is joined came back. In a backward pass, gradients stand where ops want
 // them, and nowhere else: see RowRoles.
 
+#include "passes/support/RowPositions.h"
 #include "passes/support/ValueNumbers.h"
 #include "passes/verify/RowKinds.h"
 #include "passes/verify/RowPairs.h"
 #include "passes/verify/RowRoles.h"
 #include "passes/verify/Verify.h"
-
-#include "passes/support/RowPositions.h"
 
 #include "llvm/ADT/DenseSet.h"
 
