@@ -135,7 +135,7 @@ def _is_view(value: Tensor, shape: list[int]) -> bool:
     return value.reshape(shape).data_ptr() == value.data_ptr()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps())
 def test_any_chain_keeps_its_value_and_does_not_grow(drawn: list[tuple[Any, ...]]) -> None:
     graph = graph_of((2, 3, 4), chain(*drawn))

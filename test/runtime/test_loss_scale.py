@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from piper_runtime import LossScale
 from piper_runtime.compute import Update, nonfinite
@@ -18,7 +18,6 @@ from piper_runtime.states.optimizer import clip_factor
 from piper_runtime.states.state import Bucket
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.booleans(), max_size=12),
     st.integers(1, 3),

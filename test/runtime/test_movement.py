@@ -21,9 +21,7 @@ from triton_module import load_triton
 
 pytest.importorskip("triton")
 NARROW, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
-SETTINGS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=["torch", "triton"])

@@ -64,14 +64,14 @@ def check(words: Words, rows: Rows) -> float:
     return makespan
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems, chosen)
 def test_every_policy_makes_a_schedule(problem: Problem, policy: Policy) -> None:
     words = Words(problem)
     check(words, construct(words, policy))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems)
 def test_every_search_makes_schedules_that_get_no_slower(problem: Problem) -> None:
     words = Words(problem)

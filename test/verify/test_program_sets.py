@@ -15,9 +15,7 @@ from machine import Rows, Verdict, execute, read_rows, verify
 from piper_runtime.errors import DeadlockError
 from program_sets import ProgramSet, program_sets
 
-FAST = settings(
-    max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
-)
+FAST = settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
 LONG = settings(FAST, max_examples=2000)
 MODES = pytest.mark.parametrize("single_queue", [False, True])
 SEEDS = (0, 1)
