@@ -19,7 +19,7 @@ namespace piper {
 //===----------------------------------------------------------------------===//
 
 RunOp CellTable::getRun(Operation *op) {
-  return isExchange(op) ? findRun(op->getOperand(0)) : dyn_cast<RunOp>(op);
+  return isExchange(op) ? findRunOfCell(op) : dyn_cast<RunOp>(op);
 }
 
 std::optional<Cell> CellTable::getCell(Operation *op) {

@@ -50,7 +50,7 @@ namespace {
 
 /// The run itself, or the run whose results an op exchanges.
 RunOp getRun(Operation *op) {
-  return isExchange(op) ? findRun(op->getOperand(0)) : cast<RunOp>(op);
+  return isExchange(op) ? findRunOfCell(op) : cast<RunOp>(op);
 }
 
 /// `layer.0` of a run of `layer.0$F1` and of what it exchanges.

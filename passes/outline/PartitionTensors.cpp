@@ -23,6 +23,7 @@
 #include "passes/outline/DimClasses.h"
 #include "passes/outline/Partition.h"
 #include "passes/outline/SharedValues.h"
+#include "passes/support/RowPositions.h"
 
 #include "dialect/Layouts.h"
 #include "dialect/Rules.h"
@@ -85,7 +86,8 @@ private:
       return llvm::is_contained(names, factor);
     };
     bool byPart = rule.findPartOp(factor);
-    if (Rule::isOne(factor) || (!byPart && !llvm::any_of(rule.operands, has)))
+    if (Rule::isOne(factor) || isOfRows(op, factor) ||
+        (!byPart && !llvm::any_of(rule.operands, has)))
       return;
     const Rule::Dims &first = rule.operands.front();
     if (op.getInputs().size() == 1 && !byPart)
@@ -323,6 +325,8 @@ private:
 
   bool isPossible(TorchOp op, const Rule &rule, StringRef factor) {
     if (rule.index && rule.index->name == factor) // parts along another axis
+      return false;
+    if (isOfRows(op, factor))
       return false;
     if (rule.findSum(factor) || rule.findPartOp(factor))
       return true;

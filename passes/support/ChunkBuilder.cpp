@@ -31,6 +31,28 @@ RunOp findRun(Value value) {
   return dyn_cast_or_null<RunOp>(op);
 }
 
+RunOp findRunOfCell(Operation *exchange) {
+  RunOp maker = findRun(exchange->getOperand(0)), first;
+  auto split = [](RunOp run) { return run.getChunk().split('$'); };
+  if (!maker || !split(maker).second.starts_with("F"))
+    return maker;
+  SmallVector<Operation *> pending = {exchange};
+  while (!pending.empty())
+    for (Operation *user : pending.pop_back_val()->getUsers()) {
+      if (isExchange(user)) {
+        pending.push_back(user);
+        continue;
+      }
+      auto run = dyn_cast<RunOp>(user);
+      if (!run || split(run).first != split(maker).first ||
+          split(run).second.starts_with("F"))
+        return maker;
+      if (!first || run->isBeforeInBlock(first))
+        first = run;
+    }
+  return first ? first : maker;
+}
+
 Value getRoot(Value value) {
   while (auto view = value.getDefiningOp<TorchOp>()) {
     if (!view.isView() || view.getInputs().empty())

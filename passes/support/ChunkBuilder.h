@@ -24,6 +24,12 @@ bool isExchange(mlir::Operation *op);
 /// or null.
 RunOp findRun(mlir::Value value);
 
+/// A run in whose cell an exchange is: the one that made what is exchanged; or,
+/// if that is of pass F, and the backward pass of its chunk alone uses what
+/// comes, the first run that does. So nothing is held from the one to the
+/// other.
+RunOp findRunOfCell(mlir::Operation *exchange);
+
 /// The value that a chain of views looks at: an input, a read, a tangent or the
 /// result of an op that is no view.
 mlir::Value getRoot(mlir::Value value);

@@ -194,7 +194,7 @@ std::optional<StringRef> KernelKinds::findFactor(TorchOp op, const Rule &rule,
       return std::nullopt;
     StringRef name =
         isIndex(number) ? rule.index->name : rule.operands[number][held.dim];
-    if (Rule::isOne(name) ||
+    if (Rule::isOne(name) || isOfRows(op, name) ||
         (factor && (*factor != name || joined != held.joined)))
       return std::nullopt;
     factor = name;

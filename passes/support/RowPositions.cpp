@@ -29,6 +29,10 @@ bool isExpertsOp(TorchOp op) {
   return op.getOpName().starts_with("piper.moe_");
 }
 
+bool isOfRows(TorchOp op, StringRef factor) {
+  return isExpertsOp(op) && (factor == "m" || factor == "e" || factor == "r");
+}
+
 std::optional<SmallVector<AxisKind>> inferRows(TorchOp op, const Rule &rule,
                                                ArrayRef<AxisKind> operands) {
   std::optional<int64_t> joined; // of the tokens

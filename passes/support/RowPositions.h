@@ -15,6 +15,11 @@ namespace piper {
 /// Whether an op is one of those that sort, count or multiply rows of experts.
 bool isExpertsOp(TorchOp op);
 
+/// Whether a factor of an op is one of rows that came or of their experts.
+/// Ranks get a part of it with counts of its own, as experts are shared out
+/// along an axis that has other tokens, and in no other way.
+bool isOfRows(TorchOp op, llvm::StringRef factor);
+
 /// What ranks that have parts of the sequence hold of the results of an op on
 /// rows of experts. Nothing if its operands do not go together: tokens are
 /// parts, rows are those of these tokens, counts are terms, and weights whole.

@@ -1,4 +1,4 @@
-"""The runtime of Piper: runs per-rank programs, without the compiler, on torch and safetensors.
+"""The runtime of Piper: runs per-rank programs on torch, numpy and safetensors alone.
 
 Read first: ``rank`` (the instruction set), ``transports/local`` (the abstract machine) and
 ``trainer``.

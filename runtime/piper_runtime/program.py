@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import piper_runtime.ops  # noqa: F401  (kernels call these ops by name)
@@ -162,8 +163,11 @@ def _read(folder: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise FileNotFoundError(f"expected a compiled program with a {MANIFEST}, got {folder}")
     files = [*folder.glob("*.py"), folder / MANIFEST, *folder.glob("ir/*.mlir")]
     texts = {str(file.relative_to(folder)): file.read_text() for file in files}
-    constants = folder / CONSTANTS
-    return texts, unpack_tensors(constants.read_bytes()) if constants.is_file() else {}
+    file = folder / CONSTANTS
+    try:
+        return texts, unpack_tensors(file.read_bytes()) if file.is_file() else {}
+    except SafetensorError as error:
+        raise ProgramError(f"{file} expected the format of safetensors, got {error}") from None
 
 
 def _write(file: Path, data: bytes) -> None:

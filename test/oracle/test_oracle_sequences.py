@@ -97,6 +97,24 @@ def test_ranks_heads_and_kinds_of_attention(case: Sequences, config: Config) -> 
     check(case, config)
 
 
+@pytest.mark.parametrize("name", ["1F1B", pytest.param("ZBVZeroBubble", marks=pytest.mark.slow)])
+def test_keys_and_values_are_gathered_right_before_they_are_used(name: str) -> None:
+    """By the next run, forward and backward: none waits for the backward pass."""
+    program = compile_case(Sequences(name, 2, 0, 4, cp=2))
+    gathered = 0
+    for rank in range(2):
+        body = program.texts[f"program_pp{rank}.py"].split("def train(r):")[1].split("\ndef ")[0]
+        pending: list[str] = []
+        for line in body.splitlines():
+            if ".all_gather(" in line and "comm='exchange.cp" in line:
+                pending.append(line.split(",")[0].strip())
+            elif ".run(" in line:
+                assert all(f" {value}," in line for value in pending), line
+                gathered += len(pending)
+                pending = []
+    assert gathered == 2 * 4 * 2 * 2  # layers, microbatches, keys and values, passes
+
+
 def test_padding_with_ignored_labels_changes_nothing() -> None:
     """A length that ranks cannot share out is padded by the user: the plain model, which is not
     told, sees the sequences as they are.

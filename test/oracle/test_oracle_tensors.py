@@ -213,6 +213,29 @@ def test_beside_experts(case: Both) -> None:
         check_steps(piper_steps(program, captures.model, batches, factory), expected)
 
 
+@pytest.mark.parametrize(
+    "names", [pytest.param("*.experts.*", marks=pytest.mark.slow), "*.experts.up"]
+)
+def test_experts_that_ranks_with_the_same_tokens_share_out(names: str) -> None:
+    """Rows are sorted by all experts: ranks gather them, and have a part of their gradients."""
+    captures = small_moe.captures()
+    batches = small_moe.batches(Experted("1F1B", 0, 2, 2, ep=1))
+    strategy = piper.Strategy(
+        mesh={"dp": 2, "tp": 2},
+        directives=[
+            piper.annotate(small_moe.TAGS),
+            piper.split(microbatches=2),
+            piper.order("1F1B"),
+            piper.shard(f"layers.{names}", axis="tp"),
+            piper.replicate(axis="dp", zero=1),
+            piper.update(sgd, clip=small_moe.CLIP),
+        ],
+    )
+    program = captures.compile(strategy, batches[0])
+    expected = plain_steps(captures.model, token_loss, batches, sgd, clip=small_moe.CLIP)
+    check_steps(piper_steps(program, captures.model, batches), expected)
+
+
 @pytest.mark.parametrize("case", [MATRIX[0], MATRIX[11], SEQUENCES[5]], ids=str)
 def test_bf16_is_as_near_as_plain_bf16(case: Tensors) -> None:
     """Three steps in bf16 differ from fp64 by less than a bound that plain PyTorch meets, too."""

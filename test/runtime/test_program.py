@@ -132,6 +132,16 @@ def test_nothing_in_a_saved_program_is_pickled(tmp_path: Path) -> None:
     assert data[8 + size :] == struct.pack("<6f", *range(6))
 
 
+@pytest.mark.parametrize("size", [0, 20, -1])
+def test_constants_that_are_cut_off_are_refused(size: int, tmp_path: Path) -> None:
+    whole_program().save(tmp_path)
+    file = tmp_path / "constants.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    expected = r"constants\.safetensors expected the format of safetensors, got "
+    with pytest.raises(ProgramError, match=expected):
+        Program.open(tmp_path)
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected a compiled program with a manifest"):
         Program.open(tmp_path)
