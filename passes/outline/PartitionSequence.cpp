@@ -399,7 +399,11 @@ private:
         UnitAttr(), like.getTagAttr());
   }
 
+  /// Gathers a value once for each pass of a chunk.
   Value gather(Value value, TagAttr tag, StringRef what) {
+    Value &known = gathered[{value, tag}];
+    if (known)
+      return known;
     auto type = cast<RankedTensorType>(value.getType());
     SmallVector<int64_t> shape(type.getShape());
     shape[keyDim] *= axis.getSize();
@@ -410,7 +414,7 @@ private:
         getLabel(tag, what), IntegerAttr(),
         declareStream(symbols, axis.getName()), ValueRange(), keyDim);
     op->setAttr("tag", tag);
-    return op.getResults().front();
+    return known = op.getResults().front();
   }
 
   Value scatter(Value value, Type type, TagAttr tag, StringRef what) {
@@ -432,6 +436,7 @@ private:
   DoSequenceOp sequence;
   SymbolTable &symbols;
   OpBuilder builder;
+  llvm::DenseMap<std::pair<Value, Attribute>, Value> gathered; // by tag
 };
 
 } // namespace

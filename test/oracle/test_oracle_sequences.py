@@ -97,10 +97,15 @@ def test_ranks_heads_and_kinds_of_attention(case: Sequences, config: Config) -> 
     check(case, config)
 
 
+@pytest.mark.parametrize("policy", ["min_cut", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["1F1B", pytest.param("ZBVZeroBubble", marks=pytest.mark.slow)])
-def test_keys_and_values_are_gathered_right_before_they_are_used(name: str) -> None:
-    """By the next run, forward and backward: none waits for the backward pass."""
-    program = compile_case(Sequences(name, 2, 0, 4, cp=2))
+def test_keys_and_values_are_gathered_right_before_they_are_used(
+    name: str, policy: Literal["min_cut", "full"]
+) -> None:
+    """By the next run, once forward and once backward: none waits for the backward pass."""
+    case = Sequences(name, 2, 0, 4, cp=2)
+    (batch,) = batches(case, steps=1)
+    program = captures(PLAIN).compile(case.plan(more=[piper.remat(policy=policy)]), batch)
     gathered = 0
     for rank in range(2):
         body = program.texts[f"program_pp{rank}.py"].split("def train(r):")[1].split("\ndef ")[0]

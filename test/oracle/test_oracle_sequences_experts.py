@@ -66,6 +66,23 @@ def check(case: Sequences, bias: str) -> None:
         check_steps(piper_steps(program, model, given, factory), expected)
 
 
+@pytest.mark.slow
+def test_templates_name_what_both_axes_exchange() -> None:
+    """Keys are gathered for the backward pass while rows travel, and those names alone will do."""
+    case = MATRIX[9]
+    order = (
+        "B B.dispatch F F.keys F.values B1 B.collect F1 F.counts F2 F.dispatch F3 F.collect "
+        "B.keys B.values B2 F4 B.keys B.values B3"
+    )
+    model, given = captures(SPARSE).model, batches(case)
+    plan = case.plan(more=[piper.overlap("layer", order)])
+    program = captures(SPARSE).compile(plan, given[0])
+    expected = plain_steps(model, token_loss, given, sgd, clip=CLIP)
+    check_steps(piper_steps(program, model, given), expected)
+    with pytest.raises(piper.CompileError, match=r"B\.collect, B\.keys, B\.values, B2, B\.keys"):
+        captures(SPARSE).compile(case.plan(more=[piper.overlap("layer", "F F9")]), given[0])
+
+
 @pytest.mark.parametrize(
     "case",
     [
