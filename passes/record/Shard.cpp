@@ -34,6 +34,13 @@ class ShardPass : public impl::ShardPassBase<ShardPass> {
       return shard.emitOpError("expected a manual or auto axis of the mesh, "
                                "got '")
              << shard.getAxis() << "'";
+    for (auto sequence : findDirectives<DoSequenceOp>(getOperation()))
+      if (axis.getRole() == AxisRole::Manual &&
+          sequence.getAxis() == shard.getAxis())
+        return shard.emitOpError("expected an axis whose ranks have other "
+                                 "tokens or the same, got '")
+               << shard.getAxis() << "', along which they have parts of "
+               << "sequences";
     auto states =
         selectStates(shard, shard.getSelect(), [](StateOp) { return true; });
     if (failed(states))

@@ -32,6 +32,10 @@ LogicalResult FactRecorder::record(Operation *op, StringRef name,
   return success();
 }
 
+static ArrayAttr getAliases(StateOp state) {
+  return state.getAliases().value_or(Builder(state).getArrayAttr({}));
+}
+
 FailureOr<SmallVector<StateOp>>
 selectStates(Operation *directive, SelectAttr select,
              llvm::function_ref<bool(StateOp)> isMeant) {
@@ -49,6 +53,12 @@ selectStates(Operation *directive, SelectAttr select,
                              << select << "; the module has";
   for (StateOp state : all)
     error << ' ' << state.getSymName();
+  for (StateOp state : all)
+    for (auto name : getAliases(state).getAsRange<StringAttr>())
+      if (select.matchesState(name))
+        error.attachNote(state.getLoc())
+            << name << " is another name of '" << state.getSymName()
+            << "', as they are tied: use that one";
   return failure();
 }
 

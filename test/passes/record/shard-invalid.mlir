@@ -73,3 +73,25 @@ piper.strategy @strategy mesh = @mesh {
   // expected-error @+1 {{expected a positive capacity, got 0.000000e+00 : f64}}
   piper.do.shard <state = "*.experts.*"> axis = "ep" dim = 0 capacity = 0.0
 }
+
+// -----
+
+// Of tied states one name counts.
+piper.mesh @mesh [tp = 2 auto]
+// expected-note @+1 {{"head.weight" is another name of 'embed.weight', as they are tied: use that one}}
+piper.state @embed.weight parameter : tensor<8x4xf32> aliases ["head.weight"]
+piper.strategy @strategy mesh = @mesh {
+  // expected-error @+1 {{selects no state with #piper.select<state = "head.*">; the module has embed.weight}}
+  piper.do.shard <state = "head.*"> axis = "tp" dim = 0
+}
+
+// -----
+
+// Experts are those of all positions of a sequence.
+piper.mesh @mesh [cp = 2 manual]
+piper.state @layer.experts.up parameter : tensor<4x8x8xf32>
+piper.strategy @strategy mesh = @mesh {
+  piper.do.sequence axis = "cp" dims = {"ids" = 1}
+  // expected-error @+1 {{expected an axis whose ranks have other tokens or the same, got 'cp', along which they have parts of sequences}}
+  piper.do.shard <state = "*.experts.*"> axis = "cp" dim = 0
+}
