@@ -17,7 +17,9 @@
 //
 // A chunk that sorts rows may leave experts to another one. If its backward
 // pass sorts again, no weight says there whose rows these are: so what two
-// passes of a chunk sort alike is one class.
+// passes of a chunk sort alike is one class. Where a chunk sorts the same
+// choices several times, perhaps for experts that ranks do not share out,
+// piper-remat has said which of these sorts is done again.
 
 #include "passes/outline/DimClasses.h"
 #include "passes/outline/Partition.h"
@@ -98,14 +100,16 @@ private:
   /// What a backward pass sorts again it counts by the same experts.
   void joinSortedAgain() {
     ValueNumbers numbers;
-    llvm::DenseMap<std::pair<unsigned, Attribute>, TorchOp> sorts;
+    llvm::DenseMap<std::tuple<unsigned, Attribute, Attribute>, TorchOp> sorts;
     for (Operation &op : step.getBlock()) {
       numbers.add(&op);
       auto torch = dyn_cast<TorchOp>(op);
       if (!torch || torch.getOpName() != sortOp || !torch.getTag())
         continue;
-      auto [first, fresh] = sorts.try_emplace(
-          {numbers.getResult(torch, 1), torch.getTag()->getChunk()}, torch);
+      auto [first, fresh] = sorts.try_emplace({numbers.getResult(torch, 1),
+                                               torch.getTag()->getChunk(),
+                                               torch->getAttr("again")},
+                                              torch);
       if (!fresh && first->second.getTag() != torch.getTag())
         for (auto [old, again] :
              llvm::zip(first->second->getResults(), torch->getResults()))

@@ -7,6 +7,10 @@
 
 // At L1 a chunk is a tag and no op, so what directives say of chunks is
 // recorded in a map by name, not as attributes.
+//
+// A sort of rows and its copy get one number, `again`: a chunk may sort the
+// same choices several times, of which pass B repeats some in an order of its
+// own, and piper-partition has to know which is which.
 
 #include "passes/Passes.h"
 #include "passes/outline/Recompute.h"
@@ -203,6 +207,9 @@ private:
     auto copy = cast<TorchOp>(builder.clone(*op));
     copy.getInputsMutable().assign(inputs);
     copy.setTagAttr(tag);
+    if (op.getOpName() == "piper.moe_sort.default")
+      for (TorchOp sort : {op, copy})
+        sort->setAttr("again", builder.getIndexAttr(positions.lookup(op)));
     return copy;
   }
 

@@ -254,6 +254,7 @@ private:
     auto copy = cast<TorchOp>(builder.clone(*op, mapping));
     copy.removeTagAttr();
     copy->removeAttr("primals");
+    copy->removeAttr("again");
     copy->removeAttr("cotangents");
     if (!hasRules)
       copy.setFactsAttr(withoutRule(op.getFacts()));

@@ -22,9 +22,9 @@ static bool isCopy(Operation *op) {
 
 /// Whether an attribute says what a value is: others say where it is made.
 static bool isOfValue(StringRef name) {
-  static constexpr StringLiteral others[] = {"label", "stream",  "at",
-                                             "mb",    "facts",   "positions",
-                                             "tag",   "primals", "cotangents"};
+  static constexpr StringLiteral others[] = {
+      "label",     "stream", "at",      "mb",         "facts",
+      "positions", "tag",    "primals", "cotangents", "again"};
   return !llvm::is_contained(others, name);
 }
 

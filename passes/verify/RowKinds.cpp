@@ -84,9 +84,26 @@ bool isProductOfExperts(TorchOp op) {
 }
 
 bool isBackwardOp(TorchOp op) {
+  // Whose schemas begin with what the other op has taken.
+  static constexpr StringLiteral others[] = {"linear",
+                                             "mkldnn_linear",
+                                             "matrix_exp",
+                                             "_gather_sparse",
+                                             "_sparse_mm_reduce_impl",
+                                             "_batch_norm_impl_index",
+                                             "cudnn_batch_norm",
+                                             "miopen_batch_norm",
+                                             "cudnn_grid_sampler",
+                                             "_cudnn_rnn",
+                                             "miopen_rnn",
+                                             "mkldnn_rnn_layer",
+                                             "mps_convolution",
+                                             "mps_convolution_transpose"};
   StringRef name = op.getOpName();
-  return name.consume_front("aten.") &&
-         name.split('.').first.ends_with("_backward");
+  if (!name.consume_front("aten."))
+    return false;
+  name = name.split('.').first;
+  return name.consume_back("_backward") && !llvm::is_contained(others, name);
 }
 
 } // namespace piper

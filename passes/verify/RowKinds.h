@@ -60,8 +60,9 @@ std::optional<RowOp> getRowOp(TorchOp op);
 /// Whether an op multiplies rows by the weights of their experts.
 bool isProductOfExperts(TorchOp op);
 
-/// Whether an op is the gradient of another one of torch's: its first operand
-/// is a gradient, others the other one has taken or made.
+/// Whether an op is the gradient of another one of torch's, and its first
+/// operand is a gradient, while others the other one has taken or made. A few,
+/// as `linear_backward`, have the gradient elsewhere: of these it is false.
 bool isBackwardOp(TorchOp op);
 
 } // namespace piper

@@ -24,9 +24,10 @@
 // have a kind. Of sorted rows an op between may make others, of which nothing
 // is known: these are not checked.
 //
-// Where experts multiply rows, only what depends on a product goes back, and
-// what is joined came back. In a backward pass, gradients stand where ops want
-// them, and nowhere else: see RowRoles.
+// Where experts multiply rows, what depends on a product goes back, and what is
+// joined came back; other rows may go the same way beside these: see RowSkips.
+// In a backward pass, gradients stand where ops want them, and nowhere else:
+// see RowRoles.
 
 #include "passes/support/RowPositions.h"
 #include "passes/support/ValueNumbers.h"
@@ -47,6 +48,48 @@ namespace {
 struct Exchange {
   AllToAllOp op;
   unsigned counts = 0;
+};
+
+/// Rows on one way, as that back to the ranks that sent them: those that are
+/// done, as experts have multiplied them, and those that skip this.
+class RowSkips {
+public:
+  struct Use {
+    Operation *op = nullptr;
+    unsigned counts = 0, rows = 0; // by number
+    bool isGradient = false, isInBackward = false;
+  };
+
+  void add(const Use &use, bool isDone) {
+    if (isDone && !use.isInBackward)
+      done.insert(use.counts);
+    if (isDone)
+      return;
+    skips.push_back(use);
+    if (!use.isInBackward) {
+      skipped.insert(use.counts);
+      rows.insert(use.rows);
+    }
+  }
+
+  ArrayRef<Use> get() const { return skips; }
+
+  /// Whether a forward pass takes rows that are done, too: then a model means
+  /// those beside them. A backward pass may do so with the same rows, which it
+  /// has computed again, and with gradients of any.
+  bool isBesideOthers(const Use &use) const {
+    if (!done.contains(use.counts))
+      return false;
+    if (!use.isInBackward)
+      return true;
+    return use.isGradient ? skipped.contains(use.counts)
+                          : rows.contains(use.rows);
+  }
+
+private:
+  SmallVector<Use> skips;
+  llvm::DenseSet<unsigned> done, skipped; // counts, of forward passes
+  llvm::DenseSet<unsigned> rows;          // that skip in forward passes
 };
 
 /// Follows one step.
@@ -70,7 +113,16 @@ private:
     if (auto run = dyn_cast<RunOp>(op)) {
       auto chunk = symbols.lookup<ChunkOp>(run.getChunk());
       isInBackward = chunk.getPass() != Pass::F && chunk.getPass() != Pass::P;
+      if (isInBackward)
+        ofBackward.insert_range(run.getResults());
       return call(run, chunk);
+    }
+    if (isa<StepOp>(op->getParentOp())) {
+      isInBackward = llvm::any_of(op->getOperands(), [&](Value operand) {
+        return ofBackward.contains(operand);
+      });
+      if (isInBackward)
+        ofBackward.insert_range(op->getResults());
     }
     if (auto launch = dyn_cast<LaunchOp>(op))
       return call(launch, symbols.lookup(launch.getKernel()));
@@ -140,13 +192,18 @@ private:
     RowKind got = getKind(rows);
     if (!agree(got, wanted))
       return op.emitOpError("expected ") << explain(wanted, got);
-    if (isBack && !got.isDone)
-      unmultiplied.push_back({op, counts, isBackward(roles.get(rows))});
-    if (!isBack)
+    if (isBack)
+      returned.add(getUse(op, counts, rows), got.isDone);
+    else
       wereSent.insert(exchange.counts);
     sorted.isDone = isBack;
     setKind(made, isBack ? sorted : came);
     return success();
+  }
+
+  RowSkips::Use getUse(Operation *op, unsigned counts, Value rows) {
+    return {op, counts, numbers.get(rows), isBackward(roles.get(rows)),
+            isInBackward};
   }
 
   /// Checks rows that go back as they came, and tokens that are joined from
@@ -154,16 +211,31 @@ private:
   /// sent. Where rows are added to what is made of them, by experts or by
   /// whoever sends them, gradients go back by the sum, perhaps by it alone.
   LogicalResult checkSkipped() {
-    for (auto [op, counts, isGradient] : unmultiplied)
-      if (multiplied[isGradient].contains(counts) &&
-          !(isGradient && residual.contains(counts)))
-        return op.emitOpError("expected rows that experts multiplied, got ")
-               << describe({RowKind::Came, counts}) << ", which go to them";
-    for (auto [op, counts] : unsent)
-      if (wereSent.contains(counts) && !residual.contains(counts))
-        return fail(op) << "rows that came back, got "
-                        << describe({RowKind::Sorted, counts});
+    for (const RowSkips::Use &use : returned.get()) {
+      TorchOp product = multiplied[use.isGradient].lookup(use.counts);
+      if (product && !returned.isBesideOthers(use) &&
+          !(use.isGradient && residual.contains(use.counts)))
+        return failReturned(use, product);
+    }
+    for (const RowSkips::Use &use : joined.get())
+      if (wereSent.contains(use.counts) && !joined.isBesideOthers(use) &&
+          !residual.contains(use.counts))
+        return fail(cast<TorchOp>(use.op))
+               << "rows that came back, got "
+               << describe({RowKind::Sorted, use.counts})
+               << ": join what moe_collect gives, alone or beside these";
     return success();
+  }
+
+  LogicalResult failReturned(const RowSkips::Use &use, TorchOp product) {
+    InFlightDiagnostic error =
+        use.op->emitOpError("expected rows that experts multiplied, got ");
+    error << describe({RowKind::Came, use.counts})
+          << ", which go to them: collect what "
+          << (use.isGradient ? "moe_linear_input" : "moe_linear")
+          << " makes of these, alone or beside them";
+    error.attachNote(product.getLoc()) << "experts multiply them here";
+    return failure();
   }
 
   /// Counts that are sent are exchanged once, by rank, and as their rows are.
@@ -271,8 +343,10 @@ private:
       RowKind got = getKind(op.getInputs()[operand]);
       if (!agree(got, wanted))
         return fail(op) << explain(wanted, got);
-      if (got.what == RowKind::Sorted && !got.isDone)
-        unsent.push_back({op, got.of});
+      bool isDone = got.what != RowKind::Sorted || got.isDone;
+      joined.add(
+          getUse(op, isDone ? wanted.of : got.of, op.getInputs()[operand]),
+          isDone);
     }
     return success();
   }
@@ -295,8 +369,8 @@ private:
       if (!agree(rows, wanted))
         return fail(op) << explain(wanted, rows);
       if (isProductOfExperts(op))
-        multiplied[isBackward(roles.get(op.getInputs()[operand]))].insert(
-            counts.of);
+        multiplied[isBackward(roles.get(op.getInputs()[operand]))].try_emplace(
+            counts.of, op);
       if (own.makes != RowKind::Unknown)
         setKind(op.getResult(0),
                 {own.makes, rows.of, rows.isDone || isProductOfExperts(op)});
@@ -375,14 +449,14 @@ private:
   ValueNumbers numbers;
   RowRoles roles{numbers};
   RowPairs pairs{numbers};
-  bool isInBackward = false;                    // of the last chunk
+  bool isInBackward = false;        // what is followed
+  llvm::DenseSet<Value> ofBackward; // of the step, made by backward passes
   llvm::DenseMap<unsigned, RowKind> kinds;      // by number
   llvm::DenseMap<unsigned, Exchange> exchanges; // by number of what is received
-  llvm::DenseSet<unsigned> wereSent;      // counts by which rows were sent
-  llvm::DenseSet<unsigned> multiplied[2]; // counts received, of each pass
-  llvm::DenseSet<unsigned> residual;      // counts of rows that other ops take
-  SmallVector<std::tuple<AllToAllOp, unsigned, bool>> unmultiplied;
-  SmallVector<std::pair<TorchOp, unsigned>> unsent;
+  llvm::DenseSet<unsigned> wereSent; // counts by which rows were sent
+  llvm::DenseMap<unsigned, TorchOp> multiplied[2]; // by counts, of each pass
+  llvm::DenseSet<unsigned> residual; // counts of rows that other ops take
+  RowSkips returned, joined;
 };
 
 } // namespace

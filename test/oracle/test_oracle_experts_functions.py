@@ -128,6 +128,74 @@ class KeptRows(Kept):
         return x + y.view_as(x)
 
 
+class Returned(Layer):
+    """Lets rows back beside what experts make of them, by the same counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, ops = self.norm(x).flatten(0, 1), piper.ops
+        index, weights = self.router(tokens)
+        order, counts = ops.moe_sort(index, EXPERTS, 1)
+        received = ops.moe_exchange_counts(counts)
+        rows = ops.moe_permute(tokens, order, CHOICES)
+        sent = ops.moe_group(ops.moe_dispatch(rows, counts, received), received)
+        back = [
+            ops.moe_collect(ops.moe_ungroup(made, received), counts, received)
+            for made in (self.experts(sent, received), sent.tanh())
+        ]
+        y: Tensor = ops.moe_unpermute(back[0] + back[1], order, weights)
+        return x + y.view_as(x)
+
+
+class Joined(Layer):
+    """Joins tokens from rows that it sends, beside those that come back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, ops = self.norm(x).flatten(0, 1), piper.ops
+        index, weights = self.router(tokens)
+        order, counts = ops.moe_sort(index, EXPERTS, 1)
+        received = ops.moe_exchange_counts(counts)
+        rows = ops.moe_permute(tokens, order, CHOICES)
+        sent = ops.moe_group(ops.moe_dispatch(rows, counts, received), received)
+        made = ops.moe_ungroup(self.experts(sent, received), received)
+        back = ops.moe_collect(made, counts, received)
+        y: Tensor = ops.moe_unpermute(back, order, weights)
+        y = y + ops.moe_unpermute(rows, order, weights)
+        return x + y.view_as(x)
+
+
+class Twice(Layer):
+    """Sends rows to experts, and then to a function that no rank has a part of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(x).flatten(0, 1)
+        index, weights = self.router(tokens)
+        for compute in (self.experts, lambda rows, _: rows.tanh()):
+            y = piper.ops.moe_experts(tokens, index, weights, compute, experts=EXPERTS)
+            x = x + y.view_as(x)
+        return x
+
+
+class Beside(Layer):
+    """Adds a function of each token, once for each of its choices, to what experts make."""
+
+    @staticmethod
+    def bend(tokens: Tensor) -> Tensor:
+        return tokens.tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(x).flatten(0, 1)
+        index, weights = self.router(tokens)
+        y: Tensor = piper.ops.moe_experts(tokens, index, weights, self.experts, experts=EXPERTS)
+        y = y + self.bend(tokens) * weights.sum(-1, keepdim=True)
+        return x + y.view_as(x)
+
+
+class BesideTokens(Beside):
+    @staticmethod
+    def bend(tokens: Tensor) -> Tensor:
+        return tokens
+
+
 def make_model(experts: type[Experts], layer: type[Layer] = Layer) -> small_moe.Model:
     def make_layer() -> Layer:
         made = layer()
@@ -157,6 +225,19 @@ def test_gradients_go_back_as_they_came(*, again: bool) -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
 def test_gradients_stay(*, again: bool) -> None:
     check(Experts, layer=KeptRows, plain=Kept, again=again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layer", "plain"), [(Returned, Beside), (Joined, BesideTokens)], ids=["back", "joined"]
+)
+def test_rows_go_beside_what_experts_make(layer: type[Layer], plain: type[Layer]) -> None:
+    check(Experts, layer=layer, plain=plain, again=True)
+
+
+@pytest.mark.slow
+def test_what_is_sorted_twice_is_sorted_again_as_it_was() -> None:
+    check(Experts, layer=Twice, plain=Beside, again=True)
 
 
 def check(

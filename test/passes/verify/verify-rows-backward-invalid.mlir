@@ -19,14 +19,18 @@
 
 // Experts are skipped: rows that went to them go back,
 // RUN: %{edit} -e '/%o = all_to_all/s/%e#3/%in/' %{input} | %{refuse} --check-prefix=SKIPPED
-// SKIPPED: expected rows that experts multiplied, got rows as they came, which go to them
+// SKIPPED: 'piper.all_to_all' op expected rows that experts multiplied, got rows as they came, which go to them: collect what {{moe_linear|moe_linear_input}} makes of these, alone or beside them
+// SKIPPED: note: experts multiply them here
 
 // or gradients do.
 // RUN: %{edit} -e '/%do = all_to_all/s/%f/%dr/' %{input} | %{refuse} --check-prefix=SKIPPED
 
 // Tokens are joined from rows that were never sent,
 // RUN: %{edit} -e '/%y = run/s/%o/%a#0/' %{input} | %{refuse} --check-prefix=UNSENT
-// UNSENT: piper.moe_unpermute.default expected rows that came back, got rows as they are sorted before they are sent
+// UNSENT: piper.moe_unpermute{{.*}}.default expected rows that came back, got rows as they are sorted before they are sent: join what moe_collect gives, alone or beside these
+
+// which no forward pass has done, either, when weights get their gradients.
+// RUN: %{edit} -e '/%dx:2 = run/s/%o)/%a#0)/' %{input} | %{refuse} --check-prefix=UNSENT
 
 // from rows of the forward pass instead of gradients,
 // RUN: %{edit} -e '/%dx:2 = run/s/%do/%o/' %{input} | %{refuse} --check-prefix=JOINED

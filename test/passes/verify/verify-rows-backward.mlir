@@ -41,6 +41,18 @@
 // RUN:     -e 's/@a.0$F2(%o, %a#1, %m) : (!r,/@a.0$F2(%o, %a#0, %a#1, %m) : (!r, !r,/; /%dx:2 = run/s/%do/%b#0/' %s | %{verify} --check-prefix=SENDER
 // SENDER: torch "aten.add.Tensor"
 
+// Beside what experts make of them rows go back as they came: gradients may do so alone.
+// RUN: %{edit} -e '/%o = all_to_all/{p; s/%o/%q/; s/%e#3/%in/}' -e '/%do = all_to_all/s/%f/%dr/' %s | %{verify} --check-prefix=COLLECTED
+// COLLECTED-COUNT-3: as "a.0 collect"
+
+// So are tokens joined from rows that were sent, beside those that came back.
+// RUN: %{edit} -e '/%y = run/{p; s/%y/%q/; s/%o/%a#0/}' -e '/%dx:2 = run/{s/%do/%b#0/; s/%o)/%a#0)/}' %s | %{verify} --check-prefix=SORTED
+// SORTED-COUNT-2: run @a.0$F2(
+
+// An op of torch's whose first operand is no gradient.
+// RUN: %{edit} -e 's/"aten.silu_backward.default"(%ds, %h)/"aten.linear_backward.default"(%h, %ds)/' %s | %{verify} --check-prefix=LINEAR
+// LINEAR: torch "aten.linear_backward.default"
+
 !x = tensor<6x8xf32>
 !r = tensor<12x8xf32>
 !q = tensor<?x8xf32, #piper.layout<bound = 24, expect = 12>>
