@@ -174,7 +174,8 @@ def Piper_TorchOp : Piper_Op<"torch",
     again in the backward pass (`torch.utils.checkpoint`). `primals` gives numbers
     to values that forward chunks pass on, `cotangents` names by them what a value
     of the backward pass is the cotangent of, or a term of it: a list for each
-    result.
+    result. `again` is a number that a sort of experts' rows has in common with
+    that in the backward pass which does it again.
 
     **Constraints**
     - every operand appears in the template once, in the order of print:

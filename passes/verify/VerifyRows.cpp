@@ -34,6 +34,7 @@
 #include "passes/verify/RowKinds.h"
 #include "passes/verify/RowPairs.h"
 #include "passes/verify/RowRoles.h"
+#include "passes/verify/RowSkips.h"
 #include "passes/verify/Verify.h"
 
 #include "llvm/ADT/DenseSet.h"
@@ -48,48 +49,6 @@ namespace {
 struct Exchange {
   AllToAllOp op;
   unsigned counts = 0;
-};
-
-/// Rows on one way, as that back to the ranks that sent them: those that are
-/// done, as experts have multiplied them, and those that skip this.
-class RowSkips {
-public:
-  struct Use {
-    Operation *op = nullptr;
-    unsigned counts = 0, rows = 0; // by number
-    bool isGradient = false, isInBackward = false;
-  };
-
-  void add(const Use &use, bool isDone) {
-    if (isDone && !use.isInBackward)
-      done.insert(use.counts);
-    if (isDone)
-      return;
-    skips.push_back(use);
-    if (!use.isInBackward) {
-      skipped.insert(use.counts);
-      rows.insert(use.rows);
-    }
-  }
-
-  ArrayRef<Use> get() const { return skips; }
-
-  /// Whether a forward pass takes rows that are done, too: then a model means
-  /// those beside them. A backward pass may do so with the same rows, which it
-  /// has computed again, and with gradients of any.
-  bool isBesideOthers(const Use &use) const {
-    if (!done.contains(use.counts))
-      return false;
-    if (!use.isInBackward)
-      return true;
-    return use.isGradient ? skipped.contains(use.counts)
-                          : rows.contains(use.rows);
-  }
-
-private:
-  SmallVector<Use> skips;
-  llvm::DenseSet<unsigned> done, skipped; // counts, of forward passes
-  llvm::DenseSet<unsigned> rows;          // that skip in forward passes
 };
 
 /// Follows one step.

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import piper
+import sequence_models
 import small_moe
 import small_tensors
 import torch
@@ -19,6 +20,7 @@ from compiled import Source, Strategy
 from oracle import randomize, sgd
 from piper.strategy import Directive
 from piper_runtime import Program
+from sequence_models import Sequences
 from sharded import Sharded
 from small_gpt import IGNORED, TAGS, VOCABULARY, token_loss
 from small_moe import Experted
@@ -103,6 +105,20 @@ class _Layers:
             yield piper.replicate(axis="cp", zero=case.zero)
 
 
+@dataclass(frozen=True)
+class _Contexts:
+    """Parts of sequences, beside parts of products or of experts."""
+
+    case: Sequences
+    experts: bool = False
+
+    def compile(self) -> tuple[Program, nn.Module, Sequence[Any]]:
+        """See `Strategy`."""
+        shared = sequence_models.captures(sequence_models.Config(experts=self.experts))
+        made = sequence_models.batches(self.case, steps=2)
+        return shared.compile(self.case.plan(), made[0]), shared.model, made
+
+
 class _Attention(small_tensors.Attention):
     """As that, by the op whose sequence ranks may share out."""
 
@@ -146,6 +162,12 @@ EXCHANGES: dict[str, Source] = {
     "tensors": _Layers(Tensors("1F1B", 3, 0, 2)),
     "tensors and sequence": _Layers(Tensors("1F1B", 2, 0, 2), sequence=True),
     "context, ZeRO-1": _Layers(Tensors("1F1B", 2, 0, 2, zero=1), weights=False, sequence=True),
+    "context and tensors, ZeRO-1": _Contexts(
+        Sequences("1F1B", 2, 0, 2, zero=1, cp=2, tp=2, between=False)
+    ),
+    "context and experts, ZeRO-1": _Contexts(
+        Sequences("1F1B", 2, 0, 2, zero=1, cp=2, ep=2), experts=True
+    ),
 }
 """What ranks exchange within a microbatch, by what they share out."""
 
