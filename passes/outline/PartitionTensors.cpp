@@ -21,6 +21,7 @@
 // backward.
 
 #include "passes/outline/DimClasses.h"
+#include "passes/outline/PartOps.h"
 #include "passes/outline/Partition.h"
 #include "passes/outline/SharedValues.h"
 #include "passes/support/RowPositions.h"
@@ -376,7 +377,8 @@ private:
         if (int64_t old = size.get(op.getArgs()).getInt(); old > 0) // or -1
           op.setArgsAttr(size.set(op.getArgs(), values.getPartSize(old)));
     if (part)
-      callPartOp(op, rule, *part, results, whole);
+      callPartOp(op, rule, *part, results.front(), whole,
+                 readRankIndex(step, axis, symbols), values);
     return success();
   }
 
@@ -429,53 +431,6 @@ private:
     Held form = values.get(value);
     return form.form == Held::Part && form.dim == dim ? form.size
                                                       : getSize(value, dim);
-  }
-
-  /// Calls another op, which takes parts: it is given which one it gets, and
-  /// perhaps an element that another one makes of each.
-  void callPartOp(TorchOp op, const Rule &rule, const Rule::PartOp &part,
-                  ArrayRef<std::optional<size_t>> results, int64_t size) {
-    int64_t count = op.getInputs().size();
-    NamedAttrList kwargs(op.getKwargs());
-    kwargs.append(values.getPartArgs(count, size));
-    Value index = readRankIndex(step, axis, symbols);
-    op.getInputsMutable().append(index);
-    op.setFactsAttr(getPartFacts(op, rule, part, /*hasStats=*/false));
-    op.setOpName(part.op);
-    op.setKwargsAttr(kwargs.getDictionary(op.getContext()));
-    if (part.stats.empty())
-      return;
-    builder.setInsertionPoint(op);
-    auto stats = cast<TorchOp>(builder.clone(*op));
-    stats->removeAttr("primals");
-    stats->removeAttr("cotangents");
-    stats.setOpName(part.stats);
-    Value value = stats.getResult(0);
-    size_t dim = *results.front();
-    value.setType(getStatsType(value.getType(), dim));
-    values.set(value, {Held::Part, dim, axis.getSize(), /*isClean=*/true});
-    op.getInputsMutable().append(values.getWhole(value, op, op.getTagAttr()));
-    kwargs.set("stats", ArgAttr::get(op.getContext(), count + 1));
-    op.setKwargsAttr(kwargs.getDictionary(op.getContext()));
-    op.setFactsAttr(getPartFacts(op, rule, part, /*hasStats=*/true));
-  }
-
-  static FactsAttr getPartFacts(TorchOp op, const Rule &rule,
-                                const Rule::PartOp &part, bool hasStats) {
-    FactsAttr facts = op.getFacts();
-    return FactsAttr::get(
-        op.getContext(), facts.getEffect(), facts.getFlops(), /*strided=*/false,
-        facts.getHeavy(), facts.getMask(),
-        StringAttr::get(op.getContext(), getPartRule(rule, part, hasStats)));
-  }
-
-  /// An element for each part, in fp32 at least.
-  Type getStatsType(Type type, size_t dim) {
-    auto one = cast<RankedTensorType>(resize(type, dim, 1));
-    Type element = one.getElementType();
-    if (element.getIntOrFloatBitWidth() < 32)
-      element = builder.getF32Type();
-    return RankedTensorType::get(one.getShape(), element, one.getEncoding());
   }
 
   InFlightDiagnostic fail(TorchOp op) { return emitPartError(op, axis, shard); }

@@ -38,6 +38,10 @@ public:
 
   Held get(mlir::Value value) const { return held.lookup(value); }
   void set(mlir::Value value, Held form) { held[value] = form; }
+  /// Notes a value of which each rank has one element along a dim.
+  void setStats(mlir::Value value, size_t dim) {
+    set(value, {Held::Part, dim, axis.getSize(), /*isClean=*/true});
+  }
   bool isWhole(mlir::Value value) const {
     return get(value).form == Held::Whole;
   }

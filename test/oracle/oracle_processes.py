@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from oracle import Step
 from piper_runtime import Program
 from torch import Tensor, nn
 from torchrun import saved_by_ranks, torchrun
@@ -29,3 +31,17 @@ def train_processes(
     done = torchrun(WORKER, folder, count=count, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return saved_by_ranks(folder, done, count=count)
+
+
+def check_processes(
+    program: Program,
+    model: nn.Module,
+    batches: Sequence[dict[str, Tensor]],
+    local: Sequence[Step],
+    folder: Path,
+) -> None:
+    """Train as `train_processes` does: losses and last states are those of `local` within 1e-12."""
+    for seen in train_processes(program, model, batches, folder):
+        assert seen["losses"] == pytest.approx([step.loss for step in local], abs=1e-12)
+        for name, value in local[-1].states.items():
+            torch.testing.assert_close(seen["states"][-1][name], value, rtol=0, atol=1e-12)

@@ -112,15 +112,23 @@ class Kept(Layer):
         return x + y.view_as(x)
 
 
-class KeptRows(Kept):
-    """Does so row by row, by what came back for each."""
+class Sorting(Layer):
+    """Sorts rows, for layers that send and join them in ways of their own."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def sort(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the order, counts sent and received, weights of choices, and rows in order."""
         tokens, ops = self.norm(x).flatten(0, 1), piper.ops
         index, weights = self.router(tokens)
         order, counts = ops.moe_sort(index, EXPERTS, 1)
-        received = ops.moe_exchange_counts(counts)
         rows = ops.moe_permute(tokens, order, CHOICES)
+        return order, counts, ops.moe_exchange_counts(counts), weights, rows
+
+
+class KeptRows(Sorting):
+    """Does as `Kept` row by row, by what came back for each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ops, (order, counts, received, weights, rows) = piper.ops, self.sort(x)
         sent = ops.moe_group(ops.moe_dispatch(rows.detach(), counts, received), received)
         made = ops.moe_ungroup(self.experts(sent, received), received)
         back = ops.moe_collect(made, counts, received) + rows
@@ -128,15 +136,11 @@ class KeptRows(Kept):
         return x + y.view_as(x)
 
 
-class Returned(Layer):
+class Returned(Sorting):
     """Lets rows back beside what experts make of them, by the same counts."""
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens, ops = self.norm(x).flatten(0, 1), piper.ops
-        index, weights = self.router(tokens)
-        order, counts = ops.moe_sort(index, EXPERTS, 1)
-        received = ops.moe_exchange_counts(counts)
-        rows = ops.moe_permute(tokens, order, CHOICES)
+        ops, (order, counts, received, weights, rows) = piper.ops, self.sort(x)
         sent = ops.moe_group(ops.moe_dispatch(rows, counts, received), received)
         back = [
             ops.moe_collect(ops.moe_ungroup(made, received), counts, received)
@@ -146,15 +150,11 @@ class Returned(Layer):
         return x + y.view_as(x)
 
 
-class Joined(Layer):
+class Joined(Sorting):
     """Joins tokens from rows that it sends, beside those that come back."""
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens, ops = self.norm(x).flatten(0, 1), piper.ops
-        index, weights = self.router(tokens)
-        order, counts = ops.moe_sort(index, EXPERTS, 1)
-        received = ops.moe_exchange_counts(counts)
-        rows = ops.moe_permute(tokens, order, CHOICES)
+        ops, (order, counts, received, weights, rows) = piper.ops, self.sort(x)
         sent = ops.moe_group(ops.moe_dispatch(rows, counts, received), received)
         made = ops.moe_ungroup(self.experts(sent, received), received)
         back = ops.moe_collect(made, counts, received)
